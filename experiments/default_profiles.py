@@ -1,26 +1,33 @@
 """Compiles the profiles in simulator/profiles/gpu from NVIDIA's operator times.
 
     pip install -e '.[kernels-db]'
-    python -m experiments.default_profiles                     all GPUs, all models of conf/model
-    python -m experiments.default_profiles --systems h100_sxm --root <folder of aiconfigurator_core>
+    python -m experiments.default_profiles --history <folder>         all GPUs, all models of conf/model; 10 minutes
+    python -m experiments.default_profiles --systems h100_sxm --root <folder of aiconfigurator_core> --history <folder>
 
-For every GPU, every model of conf/model that fits on up to eight of them, in 16 bits and in FP8 (with a KV cache in 16
-or 8 bits), on 1, 2, 4 and 8 ranks. A combination that the database has no operators for is left out and named. The
-times that make a profile, and the rules for those that the database lacks, are in simulator/importers/aiconfigurator.
+For every GPU, every model of conf/model that fits on up to eight of them: in its own format, and where that is 16 bits
+also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2, 4 and 8 ranks. A combination that
+the database has no operators for is left out and named. Beside the tables of vLLM's newest choice stand those that
+other kernels change (`simulator.vllm_versions`). `--history` has the tables of vLLM 0.19.0, for NVFP4 products of
+CUTLASS: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c. The times that make a
+profile, and the rules for those that the database lacks, are in simulator/importers/aiconfigurator.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from experiments import ROOT, composed
 from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
+from simulator.importers.aiconfigurator.compile import steps_table
+from simulator.importers.aiconfigurator.rules import HOST
 from simulator.models.hardware import Device, ModelShape
 from simulator.models.weight_formats import QUANTIZATIONS
-from simulator.profile.archive import FOLDER, entry_name, write_archive
+from simulator.profile.archive import FOLDER, Entry, entry_name, write_archive
 from simulator.profile.profile import Profile, ProfileError
 
 DEVICES = ("h100-80gb", "h200", "b200", "a100-80gb", "l40s", "rtx-pro-6000")
@@ -31,11 +38,15 @@ AFFILIATES, Apache License 2.0. Changed: interpolated to the sizes of each model
 times by rule for operators that the database lacks. meta.yaml of each profile names the tables and versions.
 """
 _LARGEST = 0.9  # share of a device's memory that weights may take
+_FORMATS = ("none", "fp8", "fp8_block", "nvfp4")
+_OLD_PRODUCTS = {"b200_sxm": "/vllm/0.19.0"}  # tables of the kernel cutlass_fp4
+_HOPPER = ("h100_sxm", "h200_sxm")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", help="folder of aiconfigurator_core, if it is not installed")
+    parser.add_argument("--history", required=True, help="folder of aiconfigurator_core with old tables")
     parser.add_argument("--systems", nargs="+")
     args = parser.parse_args()
     names = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
@@ -45,23 +56,76 @@ def main() -> None:
         system = config.device.aiconfigurator_system
         if system is None or (args.systems and system not in args.systems):
             continue
-        source = ":".join(filter(None, ("aiconfigurator", args.root, system)))
+        sources = Sources(system, args.root, args.history)
         device = device_rates(config.device)
-        profiles: dict[str, Profile] = {}
+        entries: dict[str, Entry] = {}
         lacking: dict[str, list[str]] = {}
         for model, ranks in _combinations(
             [model_shape(each.model, each.weight_format, "auto") for each in models], device
         ):
             entry = entry_name(model, ranks)
             try:
-                profiles[entry] = open_profile(source, model, ranks, 256, device)
+                entries[entry] = _entry(sources, model, ranks, device)
             except ProfileError as error:
                 lacking.setdefault(str(error), []).append(entry)
         path = FOLDER / f"{system}.zip"
-        write_archive(path, profiles, NOTICE)
-        print(f"{path.name}: {len(profiles)} profiles, {path.stat().st_size / 1e6:.2f} MB")
-        for reason, entries in lacking.items():
-            print(f"  left out {', '.join(entries)}: {reason}")
+        write_archive(path, entries, NOTICE)
+        print(f"{path.name}: {len(entries)} profiles, {path.stat().st_size / 1e6:.2f} MB", flush=True)
+        for reason, entries_ in lacking.items():
+            print(f"  left out {', '.join(entries_)}: {reason}")
+
+
+class Sources(NamedTuple):
+    """The tables of one system: the installed ones or those in `root`, and old ones."""
+
+    system: str
+    root: str | None
+    history: str
+
+    def name(self, kernel: str = "") -> str:
+        """The name of the profile with another kernel."""
+        if kernel == "cutlass_fp4":
+            return f"aiconfigurator:{self.history}:{self.system}{_OLD_PRODUCTS[self.system]}"
+        return ":".join(filter(None, ("aiconfigurator", self.root, self.system + (f"+{kernel}" if kernel else ""))))
+
+
+def _entry(sources: Sources, model: ModelShape, ranks: int, device: Device) -> Entry:
+    """The profile of a model, with the tables that other kernels change."""
+    profile = open_profile(sources.name(), model, ranks, 256, device)
+    changed = {"piecewise_graphs": {"steps": steps_table(HOST)}}
+    for kernel, table in _kernels(sources.system, model, ranks):
+        with suppress(ProfileError):  # the system lacks its times
+            other = _of_any_model(sources, kernel, model, ranks, device).tables[table]
+            if not other.equals(profile.tables[table]):
+                changed[kernel] = {table: other}
+    return Entry(profile, changed)
+
+
+_all_reduces: dict[tuple[Sources, int], Profile] = {}  # which are the same for all models
+
+
+def _of_any_model(sources: Sources, kernel: str, model: ModelShape, ranks: int, device: Device) -> Profile:
+    """The profile of a model with another kernel; one of any model, where the kernel is of no model's."""
+    if kernel != "separate_norms":
+        return open_profile(sources.name(kernel), model, ranks, 256, device)
+    if (sources, ranks) not in _all_reduces:
+        _all_reduces[sources, ranks] = open_profile(sources.name(kernel), model, ranks, 256, device)
+    return _all_reduces[sources, ranks]
+
+
+def _kernels(system: str, model: ModelShape, ranks: int) -> Iterator[tuple[str, str]]:
+    """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
+    if ranks > 1:
+        yield "separate_norms", "all_reduce"
+    match model.quantization.name:
+        case "fp8":
+            yield "static_scales", "tokens"
+        case "fp8_block" if model.num_experts and system in _HOPPER and ranks < 8:
+            yield "deepgemm", "tokens"
+        case "nvfp4" if system in _OLD_PRODUCTS:
+            yield "cutlass_fp4", "tokens"
+        case "mxfp4":
+            yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
 
 
 def _combinations(models: list[ModelShape], device: Device) -> Iterator[tuple[ModelShape, int]]:
@@ -78,12 +142,10 @@ def _combinations(models: list[ModelShape], device: Device) -> Iterator[tuple[Mo
 
 
 def _variants(model: ModelShape) -> Iterator[ModelShape]:
-    """A model in its own format; where that is 16 bits also in FP8, and there with both dtypes of the KV cache."""
-    yield model
-    if model.quantization.name == "none":
-        model = replace(model, quantization=QUANTIZATIONS["fp8"])
-        yield model
-    yield replace(model, kv_dtype="fp8")
+    """A model in its own format or, where that is 16 bits, in each of `_FORMATS`, with both dtypes of the KV cache."""
+    for name in _FORMATS if model.quantization.name == "none" else (model.quantization.name,):
+        for kv_dtype in ("auto", "fp8"):
+            yield replace(model, quantization=QUANTIZATIONS[name], kv_dtype=kv_dtype)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
                 _print_help(flags)
             else:
                 _import_vllm(flags)
+                _take_recorded()
                 main()
         return 0
     except KeyboardInterrupt:
@@ -270,3 +271,13 @@ def _import_vllm(flags: Namespace) -> None:
     sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
     for note in notes:
         print(f"{vllm_import.KEY}: {note}", file=sys.stderr)
+
+
+def _take_recorded() -> None:
+    """Adds to the arguments what is known of the servers of the measured run that they name; says so on stderr."""
+    if not any(text.startswith("validation.measured=") for text in sys.argv[1:]):
+        return
+    recorded = importlib.import_module("harness.measured.recorded_server")  # late, as most runs do without it
+    sys.argv[1:], note = recorded.with_server(sys.argv[1:])
+    if note:
+        print(f"validation.measured: {note}", file=sys.stderr)

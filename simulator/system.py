@@ -35,12 +35,14 @@ class CostChoice:
         source: the profile, as it was asked for; or the function that makes a cost model of the user's own.
         statistic: whether profiled decode steps are priced at their mean, or all steps at their median.
         make: makes one of the user's own.
+        kernels: what the server runs instead of vLLM's newest choice (`simulator.vllm_versions`).
     """
 
     kind: Literal["roofline", "profiled", "linear", "custom"]
     source: str | None = None
     statistic: Literal["mean", "median"] | None = None
     make: MakeCost | None = None
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,4 +186,5 @@ class System:
             return f"step times: cost={self.cost.kind}, {what}{fit}"
         source, meta = self.profile.meta.source, self.profile.meta
         tool = source.get("database") and f", {source['tool']} {source['database']}"
-        return f"step times: measured kernels of {meta.model} on {meta.device}{tool or ''}{fit}"
+        kernels = "".join(f"+{kernel}" for kernel in source.get("server", ()))
+        return f"step times: measured kernels of {meta.model} on {meta.device}{tool or ''}{kernels}{fit}"

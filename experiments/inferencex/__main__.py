@@ -1,16 +1,14 @@
 """How far off are simulations that NVIDIA's operator times price, on public measurements of vLLM?
 
-    pip install -e '.[kernels-db]'
-    python -m experiments.inferencex --data <silicon_sample.csv> --history <folder>   all cases, 3 minutes
+    python -m experiments.inferencex --data <silicon_sample.csv>          all cases, 3 minutes
     python -m experiments.inferencex --data <silicon_sample.csv> --fit    fits the constants
 
-silicon_sample.csv lies in the package aiconfigurator-core, in systems/. The folder has the tables of vLLM 0.19.0, which
-the package lacks: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c.
+silicon_sample.csv lies in the package aiconfigurator-core, in systems/.
 
-Each row is simulated as a closed loop by the functions of `task=validate validation.measured=inferencex:`; cases.py has
-the settings of each server. Beside our errors stand those of aiconfigurator itself, from
-experiments/results/inferencex_peer.csv, which peer.py makes. Writes experiments/results/inferencex.json and
-docs/fidelity/inferencex/rows.png.
+Each row is simulated as a closed loop by `task=validate validation.measured=inferencex:`, with the profiles that come
+with the project and the settings of each server in harness/measured/public_servers.py. Beside our errors stand those of
+aiconfigurator itself, from experiments/results/inferencex_peer.csv, which peer.py makes. Writes
+experiments/results/inferencex.json and docs/fidelity/inferencex/rows.png.
 """
 
 from __future__ import annotations
@@ -25,13 +23,14 @@ from typing import Any
 import pandas as pd
 
 from experiments import FIDELITY, RESULTS, ROOT, provenance, write_result
-from experiments.inferencex.cases import CASES, Case
 from experiments.inferencex.fit import fit
-from experiments.inferencex.scores import contradicted, scores
+from experiments.inferencex.scores import scores
 from experiments.inferencex.simulation import CaseRows
 from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.figures import write_charts
 from harness.figures.charts.closed_loops import rows_chart
+from harness.measured.public_servers import SERVERS, PublicServer
+from harness.validation.contradictions import contradicted
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED
 
 _PEER = RESULTS / "inferencex_peer.csv"
@@ -40,21 +39,19 @@ _PEER = RESULTS / "inferencex_peer.csv"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--root", help="folder of aiconfigurator_core, if it is not installed")
-    parser.add_argument("--history", help="folder of aiconfigurator_core with tables of old versions of vLLM")
     parser.add_argument("--systems", nargs="+", help="names of conf/device; default all")
     parser.add_argument("--fit", action="store_true")
     args = parser.parse_args()
     os.chdir(ROOT)
     if args.fit:
-        llama, qwen = CASES[0], next(case for case in CASES if case.name == "Qwen3-32B")
-        print(fit(*(CaseRows(case, args.data, args.root) for case in (llama, qwen))))
+        llama, qwen = SERVERS[0], next(case for case in SERVERS if case.name == "Qwen3-32B")
+        print(fit(*(CaseRows(case, args.data) for case in (llama, qwen))))
         return
     start = time.perf_counter()
-    cases = [case for case in CASES if not args.systems or case.device in args.systems]
+    cases = [case for case in SERVERS if not args.systems or case.device in args.systems]
     parts, left_out = [], {}
     for case in cases:
-        rows = CaseRows(case, args.data, args.root, args.history)
+        rows = CaseRows(case, args.data)
         parts.append(_scored(case, rows))
         left_out[case.key] = rows.rows.left_out
         print(f"{case.key}: {len(parts[-1])} rows", flush=True)
@@ -77,9 +74,8 @@ def main() -> None:
     write_charts({"rows": rows_chart(sound, subtitle, by="case", title="model, GPU")}, folder, AS_USUAL)
 
 
-def _scored(case: Case, rows: CaseRows) -> pd.DataFrame:
-    """The simulated rows of a case, equal ones once, with the reason why a row cannot be right."""
-    rows.drop_duplicates()
+def _scored(case: PublicServer, rows: CaseRows) -> pd.DataFrame:
+    """The simulated rows of a case, with the reason why a row cannot be right."""
     table = rows.simulate()
     reasons = contradicted(table)
     table["excluded"] = [case.excluded or reason for reason in reasons]

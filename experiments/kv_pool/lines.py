@@ -11,6 +11,7 @@ import yaml
 from simulator.models.hardware import Device, ModelShape
 from simulator.models.memory import GIB, KVPool, size_kv_pool
 from simulator.models.weight_formats import QUANTIZATIONS
+from simulator.vllm_versions import vllm_version
 
 _FOLDER = Path(__file__).parent
 _SIZES = (
@@ -19,7 +20,6 @@ _SIZES = (
 )  # fmt: skip
 _EXPERTS = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
 _BLOCK = 16  # tokens, vLLM's default
-_SORTS_LOGITS_BEFORE = (0, 17)
 
 
 def read_lines() -> pd.DataFrame:
@@ -48,14 +48,8 @@ def predicted(line: pd.Series) -> KVPool:
         gpu_memory_utilization=float(line["gpu_memory_utilization"]),
         max_num_batched_tokens=int(line["max_num_batched_tokens"]),
         max_num_seqs=int(line["max_num_seqs"]),
-        memory_account=account(line["vllm"]),
+        memory_account=vllm_version(line["vllm"]).memory_account,
     )
-
-
-def account(version: str) -> str:
-    """The memory account of a version of vLLM, `major.minor`."""
-    major, minor = version.split()[0].split(".")[:2]
-    return "vllm_0.9" if (int(major), int(minor)) < _SORTS_LOGITS_BEFORE else "vllm"
 
 
 def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> ModelShape:

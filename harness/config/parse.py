@@ -15,6 +15,7 @@ from harness.config.run import RunConfig
 from harness.config.schema.reader import unknown_key
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
+from simulator.vllm_versions import vllm_version
 
 _TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search")
 
@@ -35,6 +36,18 @@ def parse(cfg: DictConfig) -> RunConfig:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})
     return validated(values)
+
+
+def _of_version(name: str, _root_: DictConfig) -> Any:
+    """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused."""
+    configured = OmegaConf.select(_root_, "engine.vllm_version")
+    try:
+        return getattr(vllm_version(None if configured is None else str(configured)), name)
+    except ValueError:
+        return getattr(vllm_version(None), name)
+
+
+OmegaConf.register_new_resolver("vllm_version", _of_version, replace=True)
 
 
 def to_yaml(config: RunConfig) -> str:

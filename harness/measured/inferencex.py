@@ -98,4 +98,8 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
     rows.insert(0, "id", table.loc[rows.index, "id"].astype(str))
     order = ["isl", "osl", "tensor_parallel_size", "concurrency"]
     left_out = {reason: int(rows_.sum()) for reason, rows_ in reasons.items() if rows_.any()}
-    return Rows(rows.sort_values(order).reset_index(drop=True), left_out)
+    rows = rows.sort_values(order)
+    is_repeated = rows.drop(columns="id").duplicated()  # the file has some rows under several names
+    if is_repeated.any():
+        left_out["repeated"] = int(is_repeated.sum())
+    return Rows(rows[~is_repeated].reset_index(drop=True), left_out)

@@ -3,9 +3,10 @@
 Each client sends `requests_per_client` requests, with lengths drawn uniformly between `length_ratio` times the stated
 length and the stated length, as InferenceX's client does. TTFT and TPOT are means over requests.
 
-A row is named implausible if the server would have had to compute faster than the device's large matrix products do:
+A row cannot be right if the server would have had to compute faster than the device's large matrix products do:
 requests/s, from the measured latencies, times 2·parameters·tokens operations; or if its TPOT is too short to read the
-weights and the running requests' KV once at the datasheet's bandwidth. It is scored like the others.
+weights and the running requests' KV once at the datasheet's bandwidth; or if another row contradicts it. Such rows are
+shown and named, and left out of the errors of all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from harness.errors import ConfigError
 from harness.figures import write_validation_charts
 from harness.measured.inferencex import Rows, read_rows
 from harness.results.stored.files import ERRORS, VALIDATION, write_whole
+from harness.validation.contradictions import contradicted
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.fleet_system import FleetSystem
@@ -49,6 +51,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
         for row in rows.table.itertuples(index=False)
     ]
     table = with_errors(rows.table, simulated)
+    table["excluded"] = contradicted(table)
     document = _document(config, path, table, rows)
     write_whole(output_dir / ERRORS, lambda temporary: table.to_csv(temporary, index=False))
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -71,13 +74,16 @@ def _selection(config: RunConfig) -> dict[str, str]:
     return {"backend": "vllm", **chosen}
 
 
-def system_of(config: RunConfig, row: Any, max_num_seqs: int | None = None) -> System:
-    """The system that a row measured: its GPUs, and by default seats for as many requests as there are clients."""
-    concurrency = int(row.concurrency)
+def system_of(config: RunConfig, row: Any) -> System:
+    """The system that a row measured: its GPUs, its seats, and the tokens of its steps."""
+    client = config.validation
+    seats, tokens = client.seats or int(row.concurrency), config.max_num_batched_tokens
+    if client.tokens_beyond_prompt is not None:
+        tokens = int(row.isl) + client.tokens_beyond_prompt
     update = {
         "tensor_parallel_size": int(row.tensor_parallel_size),
-        "max_num_seqs": max_num_seqs or concurrency,
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, max_num_seqs or concurrency),
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": max(tokens, seats),
     }
     return resolve(config.model_copy(update=update))
 
@@ -146,7 +152,8 @@ def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
 
 
 def _document(config: RunConfig, path: Path, table: pd.DataFrame, rows: Rows) -> dict[str, Any]:
-    implausible = table[(table["implied_share_of_flops"] > 1) | (table["implied_share_of_bandwidth"] > 1)]
+    is_sound = table["excluded"] == ""
+    sound, excluded = table[is_sound] if is_sound.any() else table, table[~is_sound]
     return {
         "kind": KIND,
         "measured": str(path),
@@ -159,8 +166,8 @@ def _document(config: RunConfig, path: Path, table: pd.DataFrame, rows: Rows) ->
         },
         "rows": len(table),
         "left_out": rows.left_out,
-        "implausible": implausible["id"].tolist(),
-        "errors": {name: summarized(table[f"{name}_error_pct"]) for name in ("ttft", "tpot")},
+        "excluded": {str(reason): each["id"].tolist() for reason, each in excluded.groupby("excluded")},
+        "errors": {name: summarized(sound[f"{name}_error_pct"]) for name in ("ttft", "tpot")},
         "config": config.model_dump(mode="json"),
         "subtitle": _subtitle(config, path),
     }
@@ -204,7 +211,5 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
         )
     for reason, count in document["left_out"].items():
         console.print(f"! {count} rows left out: {reason}")
-    if document["implausible"]:
-        console.print(
-            f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches"
-        )
+    for reason, ids in document["excluded"].items():
+        console.print(f"! {len(ids)} rows cannot be right, and are not in these errors: {reason}")

@@ -1,38 +1,59 @@
 """Profiles that come with the project: one archive for each GPU, compiled from NVIDIA's operator times.
 
     simulator/profiles/gpu/<system>.zip
-        NOTICE                                      where the times are from, and their licence
-        <model>/<quantization>-<kv dtype>/tp<N>/    a profile as a folder (`simulator.profile.profile_folder`)
+        NOTICE             where the times are from, and their licence
+        index.json         <model>/<quantization>-<kv dtype>/tp<N>: the keys of its meta.yaml, its tables by name, and
+                           for each kernel that a server may run instead of vLLM's newest choice the tables that differ
+        tables/<n>.csv     each table once: models of the same heads share their attention, all models an all-reduce
 
 `experiments.default_profiles` makes the archives.
 """
 
 from __future__ import annotations
 
-import tempfile
+import io
+import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from simulator.models.hardware import ModelShape
 from simulator.profile.checks import base_name, check_measured_on
 from simulator.profile.graph_sizes import graph_sizes
-from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta
-from simulator.profile.profile_folder import load_meta, load_profile, save_profile
+from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.profile_folder import meta_of, meta_values
 
 FOLDER = Path(__file__).resolve().parents[1] / "profiles" / "gpu"
-NOTICE = "NOTICE"
+NOTICE, INDEX = "NOTICE", "index.json"
 _DATE = (2026, 1, 1, 0, 0, 0)  # of all members, so that equal profiles make equal archives
 
 
-def find_profile(system: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int) -> Profile | None:
+class Entry(NamedTuple):
+    """A profile, and its tables as other kernels make them, by kernel and name of the table."""
+
+    profile: Profile
+    kernels: dict[str, dict[str, pd.DataFrame]]
+
+
+def find_profile(
+    system: str,
+    model: ModelShape,
+    tensor_parallel_size: int,
+    max_num_seqs: int,
+    kernels: Iterable[str] = (),
+    max_graph_tokens: int | None = None,
+) -> Profile | None:
     """The profile of a model of these sizes on GPUs of this system, that of its name first; None if the project has
     none.
 
-    CUDA graphs are those that vLLM captures for `max_num_seqs`.
+    CUDA graphs are those that vLLM captures for `max_num_seqs`, or up to `max_graph_tokens`. Those of `kernels` that
+    make a difference for this model are in its meta's source, as `server`.
 
     Raises:
         ProfileError: the archive is damaged.
@@ -40,14 +61,14 @@ def find_profile(system: str, model: ModelShape, tensor_parallel_size: int, max_
     path = FOLDER / f"{system}.zip"
     if not path.is_file():
         return None
+    key = path, path.stat().st_mtime_ns
     models = [replace(model, kv_dtype=dtype) for dtype in model.priced_kv_dtypes]
     named = [entry_name(each, tensor_parallel_size) for each in models]
-    kinds = tuple(each.partition("/")[2] for each in named)
-    for entry in [*named, *_entries(path, path.stat().st_mtime_ns, kinds)]:
-        meta = _meta(path, path.stat().st_mtime_ns, entry)
-        if meta is not None and _fits(meta, model, tensor_parallel_size):
-            found = _read(path, path.stat().st_mtime_ns, entry)
-            return Profile(replace(meta, token_buckets=graph_sizes(max_num_seqs)), found.tables)
+    others = [other for each in named for other in _entries(*key) if other.partition("/")[2] == each.partition("/")[2]]
+    for entry in [*named, *others]:
+        if entry in _entries(*key) and _fits(_meta(*key, entry), model, tensor_parallel_size):
+            found = _read(*key, entry, tuple(kernels))
+            return Profile(replace(found.meta, token_buckets=graph_sizes(max_num_seqs, max_graph_tokens)), found.tables)
     return None
 
 
@@ -60,30 +81,31 @@ def _fits(meta: ProfileMeta, model: ModelShape, tensor_parallel_size: int) -> bo
     return True
 
 
-@lru_cache(maxsize=64)
-def _entries(path: Path, changed_ns: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The entries of an archive of any model in one of these kinds, `<quantization>-<kv dtype>/tp<N>/`, in their order;
-    read again when the archive has changed."""
+@lru_cache(maxsize=8)
+def _entries(path: Path, changed_ns: int) -> dict[str, dict[str, Any]]:
+    """The index of an archive, in its order; read again when the archive has changed."""
     with _opened(path) as archive:
-        folders = {name.rpartition("/")[0] + "/" for name in archive.namelist() if "/" in name}
-    return tuple(entry for kind in kinds for entry in sorted(folders) if entry.partition("/")[2] == kind)
+        index: dict[str, dict[str, Any]] = json.loads(archive.read(INDEX))
+    return index
 
 
 @lru_cache(maxsize=256)
-def _meta(path: Path, changed_ns: int, entry: str) -> ProfileMeta | None:
-    """What an entry was measured on; None where the archive has no such entry."""
-    with _opened(path) as archive, tempfile.TemporaryDirectory() as folder:
-        if entry + META not in archive.namelist():
-            return None
-        archive.extract(entry + META, folder)
-        return load_meta(Path(folder) / entry)
+def _meta(path: Path, changed_ns: int, entry: str) -> ProfileMeta:
+    return meta_of(_entries(path, changed_ns)[entry]["meta"])
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, changed_ns: int, entry: str) -> Profile:
-    with _opened(path) as archive, tempfile.TemporaryDirectory() as folder:
-        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(entry)])
-        return load_profile(Path(folder) / entry)
+def _read(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> Profile:
+    found = _entries(path, changed_ns)[entry]
+    meta, members = _meta(path, changed_ns, entry), dict(found["tables"])
+    chosen = [kernel for kernel in kernels if kernel in found["kernels"]]
+    for kernel in chosen:
+        members |= found["kernels"][kernel]
+    if chosen:
+        meta = replace(meta, source={**meta.source, "server": chosen})
+    with _opened(path) as archive:
+        tables = {name: pd.read_csv(io.BytesIO(archive.read(member))) for name, member in members.items()}
+    return Profile(meta, tables)
 
 
 @contextmanager
@@ -91,28 +113,35 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except (zipfile.BadZipFile, OSError) as error:
+    except (zipfile.BadZipFile, OSError, KeyError, ValueError) as error:
         raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
 
 
 def entry_name(model: ModelShape, tensor_parallel_size: int) -> str:
-    """The folder of a profile in its archive."""
-    return f"{base_name(model.name)}/{model.quantization.name}-{model.kv_dtype}/tp{tensor_parallel_size}/"
+    """The name of a profile in its archive."""
+    return f"{base_name(model.name)}/{model.quantization.name}-{model.kv_dtype}/tp{tensor_parallel_size}"
 
 
-def write_archive(path: Path, profiles: dict[str, Profile], notice: str) -> None:
-    """Write profiles by entry name; equal profiles make an equal file."""
+def write_archive(path: Path, entries: Mapping[str, Entry], notice: str) -> None:
+    """Write profiles by entry name, with times rounded to a nanosecond; equal profiles make an equal file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    members: dict[str, str] = {}  # the text of each table to its member
+
+    def members_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+        texts = {name: table.round(3).to_csv(index=False, lineterminator="\n") for name, table in tables.items()}
+        return {name: members.setdefault(text, f"tables/{len(members)}.csv") for name, text in texts.items()}
+
+    index = {
+        name: {
+            "meta": meta_values(entry.profile.meta),
+            "tables": members_of(entry.profile.tables),
+            "kernels": {kernel: members_of(tables) for kernel, tables in sorted(entry.kernels.items())},
+        }
+        for name, entry in sorted(entries.items())
+    }
+    texts = {NOTICE: notice, INDEX: json.dumps(index), **{member: text for text, member in members.items()}}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        _add(archive, NOTICE, notice.encode())
-        for entry, profile in sorted(profiles.items()):
-            with tempfile.TemporaryDirectory() as folder:
-                save_profile(profile, Path(folder))
-                for file in sorted(Path(folder).iterdir()):
-                    _add(archive, entry + file.name, file.read_bytes())
-
-
-def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    member = zipfile.ZipInfo(name, _DATE)
-    member.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(member, data)
+        for name, text in texts.items():
+            member = zipfile.ZipInfo(name, _DATE)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, text)

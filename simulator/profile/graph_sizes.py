@@ -5,8 +5,9 @@ from __future__ import annotations
 _LARGEST_GRAPH = 512
 
 
-def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Token counts for which vLLM captures CUDA graphs: 1, 2, 4, by 8 to 256, by 16 to twice `max_num_seqs` or 512."""
-    largest = min(2 * max_num_seqs, _LARGEST_GRAPH)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST_GRAPH + 1, 16)]
+def graph_sizes(max_num_seqs: int, largest: int | None = None) -> tuple[int, ...]:
+    """Token counts for which vLLM captures CUDA graphs: 1, 2, 4, by 8 to 256, by 16 to `largest`, by default twice
+    `max_num_seqs` or 512."""
+    largest = min(2 * max_num_seqs, _LARGEST_GRAPH) if largest is None else largest
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     return tuple(size for size in sizes if size <= largest)

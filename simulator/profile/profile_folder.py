@@ -55,9 +55,14 @@ def save_profile(profile: Profile, folder: Path) -> None:
             profile.tables[name].round(3).to_csv(path, index=False, lineterminator="\n")
         else:
             path.unlink(missing_ok=True)
-    meta = {"format_version": FORMAT_VERSION, "units": {"time": "us"}, **dataclasses.asdict(profile.meta)}
-    meta |= {name: list(sizes) for name, sizes in meta.items() if isinstance(sizes, tuple)}
-    (folder / META).write_text(yaml.dump(meta, Dumper=_Dumper, sort_keys=False, width=120), encoding="utf-8")
+    text = yaml.dump(meta_values(profile.meta), Dumper=_Dumper, sort_keys=False, width=120)
+    (folder / META).write_text(text, encoding="utf-8")
+
+
+def meta_values(meta: ProfileMeta) -> dict[str, Any]:
+    """The keys of `meta.yaml`, plain data."""
+    values = {"format_version": FORMAT_VERSION, "units": {"time": "us"}, **dataclasses.asdict(meta)}
+    return values | {name: list(sizes) for name, sizes in values.items() if isinstance(sizes, tuple)}
 
 
 def read_meta(folder: Path, hint: str = "") -> dict[str, Any]:
@@ -87,7 +92,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def load_meta(folder: Path) -> ProfileMeta:
-    values = read_meta(folder)
+    return meta_of(read_meta(folder))
+
+
+def meta_of(values: dict[str, Any]) -> ProfileMeta:
+    """The description in the keys of `meta.yaml`; raises ProfileError if they break the format."""
+    values = dict(values)
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise ProfileError(f"{META}: format_version {version}, this version reads {FORMAT_VERSION}")

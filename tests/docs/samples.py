@@ -46,4 +46,9 @@ def write_samples(folder: Path) -> None:
     (folder / "AzureLLMInferenceTrace_conv.csv").write_text("\n".join([header, *rows, ""]))
     shutil.copytree(ROOT / "simulator/profiles/amd-epyc/tiny/tp1", folder / "profiles/mine")
     bench(folder / "bench.json")
-    pd.DataFrame([{**ROW, "id": "0"}]).to_csv(folder / "silicon_sample.csv", index=False)
+    measured = [
+        {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "system": "h200_sxm", "isl": 1000},
+        {"model_path": "meta-llama/Llama-3.1-70B", "system": "b200_sxm", "precision": "fp4", "isl": 1024},
+    ]
+    public = [{**ROW, "id": str(number), **row} for number, row in enumerate(measured)]
+    pd.DataFrame(public).to_csv(folder / "silicon_sample.csv", index=False)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from experiments.inferencex.fit import with_synchronous
-from experiments.inferencex.scores import contradicted, scores
+from experiments.inferencex.scores import scores
+from experiments.inferencex.simulation import CaseRows
+from harness.measured.public_servers import SERVERS
+from harness.validation.contradictions import contradicted
 from simulator.importers.aiconfigurator.rules import HOST
+from tests.harness.measured.builders import ROW
 
 
 def table(**columns: list[float]) -> pd.DataFrame:
@@ -47,3 +53,13 @@ def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:
     rows = pd.DataFrame({"concurrency": clients, "simulated_tpot_ms": simulated, "tpot_ms": measured})
     host = with_synchronous(HOST._replace(synchronous_step_us=0.0, synchronous_sequence_us=0.0), rows)
     assert host.synchronous_step_us == pytest.approx(400) and host.synchronous_sequence_us == pytest.approx(30)
+
+
+def test_rows_are_simulated_with_the_settings_of_their_server_or_with_other_constants(tmp_path: Path) -> None:
+    server = next(each for each in SERVERS if each.model_path == "Qwen/Qwen3-235B-A22B-FP8")
+    row = {**ROW, "model_path": server.model_path, "system": "h200_sxm", "batch_size": 1}
+    pd.DataFrame([row]).to_csv(tmp_path / "rows.csv", index=False)
+    rows = CaseRows(server, tmp_path / "rows.csv")
+    found, slower = rows.simulate(), rows.simulate(HOST._replace(synchronous_step_us=5000.0))
+    lengthened = slower["simulated_tpot_ms"] - found["simulated_tpot_ms"]
+    assert lengthened.to_list() == [pytest.approx(5, abs=0.01)]

@@ -71,7 +71,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         calculate-kv-scales disable-cascade-attn disable-custom-all-reduce enforce-eager kv-sharing-fast-prefill""",
     ("one", "times"): """
         additional-config api-server-count attention-backend attention-config compilation-config
-        distributed-executor-backend gdn-prefill-backend kernel-config max-cudagraph-capture-size moe-backend model-impl
+        distributed-executor-backend gdn-prefill-backend kernel-config moe-backend model-impl
         optimization-level override-attention-dtype stream-interval""",
     ("many", "times"): "cudagraph-capture-sizes logits-processors",
     ("none", "refused"): """

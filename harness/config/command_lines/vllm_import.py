@@ -1,4 +1,5 @@
-"""Overrides of Hydra for a command line of `vllm serve`; the flags and their defaults are those of vLLM 0.19.
+"""Overrides of Hydra for a command line of `vllm serve`; the flags and their defaults are those of vLLM 0.19. The
+version is that of docker's image, if the command runs one; `engine.vllm_version` beside it says another.
 
     vllm serve Qwen/Qwen3-8B --max-num-seqs 128   ->   model=qwen3-8b scheduler=vllm max_num_seqs=128 ...
 
@@ -18,12 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from engine.documents import DocumentError, read_yaml
 from harness.config.command_lines.vllm_flags import SAME_SIZES
 from harness.config.command_lines.vllm_line import KEY as KEY
-from harness.config.command_lines.vllm_line import read_line
+from harness.config.command_lines.vllm_line import Line, read_line
 from harness.config.command_lines.vllm_overrides import generation_notes, hf_overrides
 from harness.config.composing.conf_tree import CONF
 from harness.config.composing.overrides import quoted
 from harness.config.schema.reader import nearest
 from harness.errors import ConfigError
+from simulator.vllm_versions import vllm_version
 
 _LARGE_BYTES = 70 * 2**30  # from here on vLLM takes the larger defaults, but not for the A100
 # Formats that vLLM quantises weights to while it loads them, or that name a checkpoint's; None: the checkpoint's own.
@@ -97,6 +99,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
+    made |= {key: value for key, value in _server(line).items() if key.partition(".")[0] not in given}
     if (replaced := line.values.get("--hf-overrides")) and "model" in made:
         made |= hf_overrides(replaced, made["model"], _positions(made["model"], folders))
     elif replaced:
@@ -235,13 +238,30 @@ def _scheduler(values: Mapping[str, str]) -> dict[str, Any]:
         made["scheduler.enable_prefix_caching"] = False
     if values.get("--scheduler-reserve-full-isl") == "false":
         made["scheduler.admission"] = "first_chunk"
-    if values.get("--async-scheduling") == "false":
-        made["scheduler.async_scheduling"] = False
+    if "--async-scheduling" in values:
+        made["scheduler.async_scheduling"] = values["--async-scheduling"] == "true"
     if threshold := values.get("--long-prefill-token-threshold"):
         made["scheduler.long_prefill_token_threshold"] = _number("long_prefill_token_threshold", threshold)
     policy = values.get("--scheduling-policy", "fcfs")
     if _chosen("--scheduling-policy", policy, {"fcfs": False, "priority": True}):
         made |= {"scheduler.queue": "priority", "scheduler.victim": "least_urgent"}
+    return made
+
+
+def _server(line: Line) -> dict[str, Any]:
+    """What the version and the kernels decide that a command line tells."""
+    made: dict[str, Any] = {}
+    if line.version:
+        made["engine.vllm_version"] = line.version
+    kernels = [*line.kernels, *(["static_scales"] if line.values.get("--quantization") == "modelopt" else [])]
+    if kernels:
+        try:
+            of_version = vllm_version(line.version).kernels
+        except ValueError as error:
+            raise ConfigError(f"{KEY}: {error}") from None
+        made["cost.profile"] = "+".join(("auto", *of_version, *kernels))
+    if size := line.values.get("--max-cudagraph-capture-size"):
+        made["engine.max_graph_tokens"] = _number("max_cudagraph_capture_size", size)
     return made
 
 

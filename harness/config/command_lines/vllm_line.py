@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import shlex
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple, NoReturn
 
 from harness.config.command_lines.vllm_config_file import KEY as KEY
@@ -42,15 +42,25 @@ _NUMBERS_AND_NAMES = (
     "--long-prefill-token-threshold",
     "--scheduling-policy",
     "--speculative-config",
+    "--max-cudagraph-capture-size",
 )
+_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm-openai:v?(\d+\.\d+(?:\.\d+)?)(?:[-.\w]*)")
+# Of docker: `-e NAME=value` before the image.
+_VARIABLE_FLAGS = ("-e", "--env")
+_KERNELS = {"VLLM_MXFP4_USE_MARLIN=1": "marlin", "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1": "mxfp4_mxfp8"}
 
 
 class Line(NamedTuple):
-    """The model, the values of the flags that have a key of ours, and a note on each kind of other flags."""
+    """The model, the values of the flags that have a key of ours, and a note on each kind of other flags.
+
+    `version` is that of the image of docker, where the command runs one; `kernels` those that variables ask for.
+    """
 
     model: str | None
     values: dict[str, str]
     notes: list[str]
+    version: str | None = None
+    kernels: tuple[str, ...] = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,7 +84,9 @@ def read_line(command: str) -> Line:
         ConfigError: it is no command of vLLM 0.19, or a flag of it changes what is served in a way that is not
             simulated.
     """
-    variables, words = _words(command)
+    variables, version, words = _words(command)
+    kernels = tuple(_KERNELS[each] for each in variables if each in _KERNELS)
+    variables = [each for each in variables if each not in _KERNELS]
     words, notes = with_config_file(words)
     found = _parser().read(_normalized(words))
     model = found.pop("model_tag") or found.get("--model")
@@ -90,12 +102,12 @@ def read_line(command: str) -> Line:
     for effect, text in (("times", "not simulated; it may change the times of steps"), ("none", "left out")):
         if names := [name for name in others if OTHERS[name].effect == effect]:
             notes.append(f"{', '.join(names)}: {text}")
-    return Line(model, values, notes)
+    return Line(model, values, notes, version, kernels)
 
 
-def _words(command: str) -> tuple[list[str], list[str]]:
-    """The environment variables before the command, and the arguments after `vllm serve`, or after the module of the
-    server."""
+def _words(command: str) -> tuple[list[str], str | None, list[str]]:
+    """The environment variables, the version of docker's image, and the arguments after `vllm serve`, after the module
+    of the server, or after the image."""
     try:
         words = shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -106,9 +118,14 @@ def _words(command: str) -> tuple[list[str], list[str]]:
     if any(each in _OTHER_ENGINE for each in variables):
         raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for vLLM's engine V0, which 0.19 has no more")
     if words[:2] == ["vllm", "serve"]:
-        return variables, words[2:]
+        return variables, None, words[2:]
     if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
-        return variables, words[3:]
+        return variables, None, words[3:]
+    images = [at for at, word in enumerate(words) if _IMAGE.fullmatch(word)]
+    if words[:1] == ["docker"] and images:
+        own, image = words[: images[0]], _IMAGE.fullmatch(words[images[0]])
+        variables += [after for flag, after in pairwise(own) if flag in _VARIABLE_FLAGS]
+        return variables, image[1] if image else None, words[images[0] + 1 :]
     raise ConfigError(f"{KEY}: {command!r}: must be a command line that starts with vllm serve")
 
 

@@ -114,8 +114,10 @@ def _missing(config: RunConfig) -> list[str]:
         given["engine.kv_cache_dtype"] = engine.kv_cache_dtype
     if isinstance(engine, SimEngine) and engine.max_lookahead_steps > 1:
         given["engine.max_lookahead_steps"] = engine.max_lookahead_steps
-    if isinstance(engine, SimEngine) and engine.memory_account != "vllm":
+    if isinstance(engine, SimEngine) and engine.memory_account not in (None, "vllm"):
         given["engine.memory_account"] = engine.memory_account
+    if isinstance(engine, SimEngine) and engine.vllm_version is not None:
+        given["engine.vllm_version"] = engine.vllm_version
     if not isinstance(config.allocator, PagedAllocator):
         given["allocator.kind"] = config.allocator.kind
     if config.tiers.host.gib:

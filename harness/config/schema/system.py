@@ -13,6 +13,7 @@ from harness.config.schema.base import (
     check_ranges,
     within,
 )
+from simulator.vllm_versions import vllm_version
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
@@ -28,8 +29,12 @@ class SimEngine(ConfigModel):
         kv_cache_dtype: of keys and values: auto (the model's), 8 bits (fp8, int8) or 4 bits (int4) per element; int8
             and int4 have a scale of 16 bits per token, KV head and key or value.
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
+        vllm_version: of the vLLM that is predicted, such as 0.11.0; null is the newest. It decides asynchronous
+            scheduling with scheduler=vllm, the memory account, and the kernels of profiles that come with the project.
         memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
-            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0).
+            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0); null takes that of vllm_version.
+        max_graph_tokens: tokens of the largest CUDA graph, null for vLLM's choice by max_num_seqs; of profiles that
+            come with the project.
     """
 
     kind: Literal["sim"] = "sim"
@@ -37,7 +42,14 @@ class SimEngine(ConfigModel):
     cache_outputs: bool = False
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
-    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] = "vllm"
+    vllm_version: Text | None = None
+    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] | None = None
+    max_graph_tokens: Annotated[int, within("num_tokens")] | None = None
+
+    @model_validator(mode="after")
+    def _check_version(self) -> Self:
+        vllm_version(self.vllm_version)
+        return self
 
 
 class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
@@ -242,7 +254,9 @@ class ProfiledCost(ConfigModel):
     """Step times from measured kernel times.
 
     `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
-    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants,
+    comes with the project; where none does, `roofline` prices. "auto+<kernel>", or several, names what the server ran
+    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, cutlass_fp4,
+    static_scales, marlin, mxfp4_mxfp8. `calibration` is a file with fitted constants,
     `other_device` as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
     `median` prices all steps at their median.
     """

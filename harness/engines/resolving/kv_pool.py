@@ -9,6 +9,7 @@ from harness.errors import ConfigError
 from simulator.models.hardware import Device, ModelShape
 from simulator.models.memory import DeviceTooSmallError, KVPool, fill_kv_pool, size_kv_pool
 from simulator.quantities import MAX_BLOCKS
+from simulator.vllm_versions import vllm_version
 
 
 def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, device: Device) -> KVPool:
@@ -31,6 +32,7 @@ def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, de
             pool = fill_kv_pool(model, device, config.kv_cache_memory_bytes, **limits)
         else:
             share, account = config.gpu_memory_utilization, config.engine.memory_account
+            account = account or vllm_version(config.engine.vllm_version).memory_account
             pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
         given = config.kv_cache_memory_bytes

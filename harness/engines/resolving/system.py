@@ -24,8 +24,9 @@ from simulator.models.memory import KVPool
 from simulator.models.weight_formats import UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
-from simulator.profile.profile import ProfileError
+from simulator.profile.profile import Profile, ProfileError
 from simulator.system import CostChoice, System
+from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_version
 
 
 def resolve(config: RunConfig) -> System:
@@ -61,7 +62,7 @@ def resolve(config: RunConfig) -> System:
         speculation=resolve_speculation(config.speculation, config.seed),
         draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
     )
-    system = _priced(system)
+    system = _priced(system, engine.max_graph_tokens)
     if drafter is not None:
         own = _drafting(system, drafter)
         system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
@@ -94,18 +95,22 @@ def _drafter_shape(config: RunConfig) -> ModelShape | None:
 def _cost_choice(config: RunConfig) -> CostChoice:
     match config.cost:
         case ProfiledCost() as cost:
-            return CostChoice("profiled", cost.profile, cost.statistic)
+            name, *kernels = cost.profile.split("+") if _comes_along(cost.profile) else (cost.profile,)
+            assert isinstance(config.engine, SimEngine)
+            by_version = vllm_version(config.engine.vllm_version).kernels
+            chosen = tuple(kernels) or by_version if name == AUTO else ()
+            return CostChoice("profiled", cost.profile, cost.statistic, kernels=chosen)
         case CustomCost() as cost:
             return CostChoice("custom", cost.target, make=maker_of(cost))
     return CostChoice(config.cost.kind)
 
 
-def _priced(system: System) -> System:
+def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
     roofline instead."""
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
-            system = _with_profile(system)
+            system = _with_profile(system, max_graph_tokens)
     elif system.cost.kind in ("roofline", "linear"):
         _check_arithmetic(system)
     try:
@@ -115,17 +120,19 @@ def _priced(system: System) -> System:
     return system
 
 
-def _with_profile(system: System) -> System:
+def _with_profile(system: System, max_graph_tokens: int | None) -> System:
     """Raises ProfileError: the profile cannot be used."""
     model, device, ranks = system.model, system.device, system.tensor_parallel_size
-    if system.cost.source != AUTO:
+    if not _comes_along(system.cost.source):
         profile = open_profile(str(system.cost.source), model, ranks, system.max_num_seqs, device)
         check_fits(profile, model, ranks)
         check_units(profile, model, device)
         return replace(system, profile=profile)
-    gpu = device.aiconfigurator_system
-    found = find_profile(gpu, model, ranks, system.max_num_seqs) if gpu else None
+    gpu, kernels = device.aiconfigurator_system, system.cost.kernels
+    found = find_profile(gpu, model, ranks, system.max_num_seqs, kernels, max_graph_tokens) if gpu else None
     if found is not None:
+        if system.cost.source != AUTO:
+            _check_kernels(kernels, found)
         return replace(system, profile=found)
     note = (
         f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
@@ -133,6 +140,22 @@ def _with_profile(system: System) -> System:
     )
     _check_arithmetic(system)
     return replace(system, cost=CostChoice("roofline"), notes=(note,))
+
+
+def _comes_along(source: str | None) -> bool:
+    """Whether `source` asks for the profile that comes with the project: auto, or auto+<kernel>."""
+    return source is not None and source.partition("+")[0] == AUTO
+
+
+def _check_kernels(kernels: tuple[str, ...], found: Profile) -> None:
+    """Raise ProfileError for unknown kernels, and for those that a server is told to run and has no times of."""
+    there = found.meta.source.get("server", ())
+    for kernel in kernels:
+        if kernel not in KERNELS:
+            raise ProfileError(f"no kernel {kernel!r} (known: {', '.join(KERNELS)})")
+        if kernel in OWN_CHOICES and kernel not in there:
+            what = f"{found.meta.model} in {found.meta.source['quantization']}"
+            raise ProfileError(f"{kernel}: has no times of {what} on this device")
 
 
 @contextmanager
@@ -158,8 +181,9 @@ def _drafting(system: System, drafter: ModelShape) -> System:
     one comes with the project, since another one is of the model that verifies."""
     device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)
     own = replace(system, model=drafter, device=device, scheduler=scheduler, profile=None, notes=())
-    if own.cost.kind == "profiled" and own.cost.source != AUTO:
-        own = replace(own, cost=CostChoice("roofline"))
+    if own.cost.kind == "profiled":
+        comes_along = _comes_along(own.cost.source)
+        own = replace(own, cost=replace(own.cost, source=AUTO) if comes_along else CostChoice("roofline"))
     return _priced(own)
 
 

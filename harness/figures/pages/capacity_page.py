@@ -13,7 +13,7 @@ from harness.figures.labels import parameter_label, short_name
 from harness.figures.pages.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
-from harness.figures.pages.search_page import trials
+from harness.figures.pages.search_page import mixed_verdict, trials
 from harness.figures.pages.words import count, interval_text, number_cell, numeric, value_text
 from harness.results.stored.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
@@ -40,6 +40,7 @@ def capacity_page(folder: Path) -> Page:
         TwinServeError: its capacity.json cannot be read.
     """
     document = read_document(folder / CAPACITY)
+    searched = read_document(folder / SEARCH) if (folder / SEARCH).exists() else {}
     keys, rows = _named([row for row in document.get("rows") or () if isinstance(row, dict)])
     unit, over = str(document.get("unit") or ""), str(document.get("over") or "load")
     best = _best(document, rows)
@@ -50,6 +51,7 @@ def capacity_page(folder: Path) -> Page:
         badges=[("plain", "CAPACITY")],
         question=_question(document, over),
         parts=[
+            mixed_verdict(searched.get("rows") or rows),
             _verdict(document, best, "Best:" if len(rows) > 1 else "Found:"),
             code(str(document.get("command") or "")),
             tiles(_tiles(best, unit)) if best else Markup(""),
@@ -59,7 +61,7 @@ def capacity_page(folder: Path) -> Page:
                 "Capacities", figures(capacities_chart(rows, unit)), _table(rows, keys, unit)
             ),  # tiles say it of one
             section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
-            trials(read_document(folder / SEARCH)) if (folder / SEARCH).exists() else Markup(""),
+            trials(searched) if searched else Markup(""),
             reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
         ],
     )

@@ -13,6 +13,7 @@ from harness.figures.pages.elements import Cell, Markup, code, figures, section,
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.words import count, number_cell, numeric, value_text
+from harness.results.step_times import mixed_text
 from harness.results.stored.files import SEARCH, SUMMARY
 from harness.results.summary import number
 
@@ -40,6 +41,7 @@ def search_page(folder: Path) -> Page:
         badges=[("plain", "SEARCH")],
         question=f"{question[:1].upper()}{question[1:]}.",
         parts=[
+            mixed_verdict(rows),
             verdict("good" if best else "bad", "Best:" if best else "No trial came to an end.", sentence),
             code(str(document.get("command") or "")),
             tiles(shown),
@@ -47,6 +49,12 @@ def search_page(folder: Path) -> Page:
             reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
         ],
     )
+
+
+def mixed_verdict(rows: Sequence[Row]) -> Markup:
+    """A warning where step times of `rows` are of two kinds, from the roofline and of measured kernels."""
+    mixed = mixed_text(row.get("cost_source") for row in rows)
+    return verdict("warn", "Step times of two kinds:", f"{mixed}.") if mixed else Markup("")
 
 
 def trials(document: Mapping[str, Any]) -> Markup:

@@ -21,6 +21,7 @@ from harness.figures.pages.reproduction import reproduction
 from harness.figures.pages.words import count, limits_of, number_cell, numeric, records, slo_text
 from harness.results.load import ALIKE
 from harness.results.slo import LIMITED
+from harness.results.step_times import mixed_text
 from harness.results.stored.files import read_summary
 from harness.results.summary import number, percent
 from harness.results.unserved import unserved_text
@@ -86,6 +87,8 @@ def _verdicts(
     limits: Mapping[str, float],
 ) -> list[Markup]:
     found = []
+    if mixed := mixed_text(row.get("cost_source") for row in rows):
+        found.append(verdict("warn", "Step times of two kinds:", f"{mixed}."))
     failed = int((runs["status"] == "failed").sum())
     if failed:
         found.append(verdict("bad", f"{count(failed, 'run')} failed", "and are not compared; the reasons stand below."))

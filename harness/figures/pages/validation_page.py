@@ -171,10 +171,8 @@ def _of_rows(document: Mapping[str, Any], folder: Path) -> list[Markup]:
         for name in ("ttft", "tpot")
     )
     left_out = [f"{number} rows left out: {why}" for why, number in (document.get("left_out") or {}).items()]
-    if document.get("implausible"):
-        left_out.append(
-            f"{len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches"
-        )
+    excluded = (document.get("excluded") or {}).items()
+    left_out += [f"{len(ids)} rows cannot be right, and are not in these errors: {reason}" for reason, ids in excluded]
     heads = [
         "prompt",
         "output",
@@ -196,7 +194,7 @@ def _of_rows(document: Mapping[str, Any], folder: Path) -> list[Markup]:
         verdict("plain", f"Median absolute error over {count(len(rows), 'closed loop')}:", f"{text}."),
         section("Measured and simulated", figures(rows_chart(errors, ""))),
         section("All closed loops", table(heads, cells)),
-        section("Left out or implausible", bullets(left_out)),
+        section("Left out", bullets(left_out)),
         section("What was compared", facts([("Measured", str(document.get("measured")))])),
     ]
 

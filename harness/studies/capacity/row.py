@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.config import RunConfig
+from harness.config import RunConfig, SimEngine
 from harness.config.schema.tasks.capacity import CapacityConfig
+from harness.engines.resolving.system import resolve
 from harness.results.slo import limits_ms
 from harness.results.summary import number, percent
 from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
@@ -30,7 +31,7 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
     room = room_of(config)
     held = [probe.load for probe in found.probes if probe.holds(room)]
     failed = [probe.load for probe in found.probes if not probe.holds(room)]
-    row: Row = {"label": label, "overrides": dict(overrides), "capacity": None}
+    row: Row = {"label": label, "overrides": dict(overrides), "cost_source": cost_source(config), "capacity": None}
     if found.estimate is None:
         row |= {"low": max(held, default=None), "high": min(failed, default=None)}
     else:
@@ -43,6 +44,11 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
         "probes": [_stored(probe, room) for probe in found.probes],
     }
     return row
+
+
+def cost_source(config: RunConfig) -> str | None:
+    """Where step times come from, in one line; None of a real engine."""
+    return resolve(config).step_times_from() if isinstance(config.engine, SimEngine) else None
 
 
 def _whole(config: RunConfig, value: float, low: float, high: float) -> Row:

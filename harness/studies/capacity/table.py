@@ -15,6 +15,7 @@ from rich.text import Text
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
 from harness.results.metrics import json_ready
+from harness.results.step_times import mixed_text
 from harness.results.stored.files import CAPACITY, write_whole
 from harness.results.summary import number
 from harness.studies.capacity.row import Row, range_text
@@ -59,9 +60,12 @@ def capacity_text(folder: Path) -> str:
     return f"{value} {document['unit']}  ({range_text(row)})"
 
 
-def print_table(document: Mapping[str, Any], console: Console) -> None:
-    """The capacities, the best first, the sentence and the `vllm serve` line."""
+def print_table(document: Mapping[str, Any], console: Console, tried: Sequence[Row] | None = None) -> None:
+    """The capacities, the best first, the sentence and the `vllm serve` line; before them, where step times of what was
+    `tried`, by default of all rows, are of two kinds, that they are."""
     rows: Sequence[Row] = document["rows"]
+    if mixed := mixed_text(row.get("cost_source") for row in (rows if tried is None else tried)):
+        console.print(Text(f"! {mixed}", style="bold"))
     if len(rows) > 1:
         console.print(Text(f"Capacities in {document['unit']}", style="bold"))
         console.print(_table(rows))

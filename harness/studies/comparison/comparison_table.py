@@ -13,6 +13,7 @@ from rich.text import Text
 from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import tail_percentile
 from harness.results.slo import LIMITED
+from harness.results.step_times import mixed_text
 from harness.results.summary import number, percent
 from harness.results.unserved import unserved_text
 from harness.studies.comparison.notes import notes_on
@@ -49,6 +50,8 @@ def _print_context(table: pd.DataFrame, console: Console) -> None:
     simulated = table["simulated"].astype(bool)
     counts = [int(table["num_runs"][kind].sum()) for kind in (simulated, ~simulated)]
     console.print(Text(f"{counts[0]} runs SIMULATED, {counts[1]} MEASURED", style="bold"))
+    if mixed := mixed_text(table.get("cost_source", ())):
+        console.print(Text(f"! {mixed}", style="bold"))
     context = " · ".join(f"{name} {value}" for name, value in table.attrs["fixed"].items())
     console.print(Text(context, style="dim"))
 

@@ -28,6 +28,7 @@ from harness.config.schema.tasks.capacity import SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError, TwinServeError
 from harness.results.metrics import json_ready
+from harness.results.step_times import mixed_text
 from harness.results.stored.files import SEARCH, write_whole
 from harness.results.summary import number
 from harness.results.unserved import unserved_text
@@ -36,7 +37,7 @@ from harness.studies.capacity.capacity_sweep import best_of, best_sentence
 from harness.studies.capacity.keys import searched_key, with_load
 from harness.studies.capacity.load_search import SCOUT_SHARE, Ask, Capacity
 from harness.studies.capacity.probe import run_quietly
-from harness.studies.capacity.row import Row, room_of, row_of
+from harness.studies.capacity.row import Row, cost_source, room_of, row_of
 from harness.studies.capacity.table import print_table, write_document
 from harness.studies.capacity.worker_pool import ended_on_failure, num_workers, submit
 from harness.studies.search.space import CAPACITY_PER_GPU, check_keys, configuration, draw_untried, space_of, text
@@ -184,6 +185,7 @@ class _TrialUnderWay:
 def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) -> Jobs:
     """Find the objective of a configuration; None where it is given up. Yields jobs and receives their results."""
     config = configuration(base, trial.params)
+    trial.set_user_attr("cost_source", cost_source(config))
     if config.search.objective != CAPACITY_PER_GPU:
         plain = config.model_copy(update={"task": "run", "progress": False, "plots": False, "search": SearchConfig()})
         summary = yield partial(_run, plain, folder)
@@ -255,6 +257,7 @@ def _document(study: optuna.Study, config: RunConfig) -> dict[str, Any]:
             "label": trial.user_attrs["label"],
             "overrides": {key: text(value) for key, value in trial.params.items()},
             "value": _value(trial),
+            "cost_source": trial.user_attrs.get("cost_source"),
             "given_up": trial.user_attrs.get("given_up"),
             "folder": f"trials/{trial.number}",
         }
@@ -292,8 +295,10 @@ def _conclude(study: optuna.Study, document: dict[str, Any], config: RunConfig, 
         sentence = best_sentence(rows, best, searched_key(config))
         table = make_document(config, rows, sentence, document["command"]) | {"best": best}
         write_document(table, folder)
-        print_table(table, console)
+        print_table(table, console, document["rows"])
     else:
+        if mixed := mixed_text(row["cost_source"] for row in document["rows"]):
+            console.print(Text(f"! {mixed}", style="bold"))
         console.print(document["sentence"], highlight=False)
         console.print(Text(document["command"], style="cyan"), soft_wrap=True)
     console.print(f"results: {folder}", highlight=False, soft_wrap=True)

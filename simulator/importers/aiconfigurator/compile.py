@@ -8,6 +8,7 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`, `deep_gemm`)
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
     aiconfigurator:h100_sxm+static_scales    FP8 checkpoints that hold the scales of activations
+    aiconfigurator:h100_sxm+piecewise_graphs attention that is launched between pieces of CUDA graphs, as of old servers
 
 and the tables of the profile are made from
 
@@ -16,7 +17,9 @@ and the tables of the profile are made from
     attention     context and generation attention
     all_reduce    all-reduces in CUDA graphs (`communication`)
 
-The host's share of a step, by `rules`, is of servers without asynchronous scheduling.
+    steps         the host's share of a step with piecewise graphs, by `rules`
+
+Its other share is of servers without asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ from simulator.models.hardware import Device, ModelShape
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
-_SEPARATE_NORMS, _STATIC_SCALES = "separate_norms", "static_scales"
+_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
+_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS)
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
@@ -57,7 +61,7 @@ def compile_profile(
     key, *chosen = key.split("+")
     database = _open(Path(folder) if folder else None, key)
     gemms, attention = Gemms(database, static_scales=_STATIC_SCALES in chosen), Attention(database)
-    expert_kernel = "+".join(each for each in chosen if each not in (_SEPARATE_NORMS, _STATIC_SCALES))
+    expert_kernel = "+".join(each for each in chosen if each not in _NOT_OF_EXPERTS)
     operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
     attention_table, kv_dtype = _attention_table(attention, model, tensor_parallel_size)
@@ -72,6 +76,8 @@ def compile_profile(
         reduced, dropped = all_reduce(database, tensor_parallel_size, most_fused)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
+    if _PIECEWISE_GRAPHS in chosen:
+        tables["steps"] = steps_table(HOST)
     meta = ProfileMeta(
         device=database.device,
         model=model.name,

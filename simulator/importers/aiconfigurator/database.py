@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,7 @@ class Database:
         folder = self._folder(family, source, table)
         if folder is None or not (path := folder / f"{table}.parquet").is_file():
             return pd.DataFrame(columns=["time_us"])
-        import pyarrow.parquet as pq  # 8 MB of memory and 15 ms, which runs without the database do not need
-
-        try:
-            names = pq.read_schema(path).names
-            filters = [(name, "=", value) for name, value in where.items() if name in names]
-            rows: pd.DataFrame = pq.read_table(path, filters=filters or None).to_pandas()
-        except (OSError, pa.ArrowException) as error:
-            raise ProfileError(f"{str(path)!r}: cannot be read: {str(error).splitlines()[0]}") from None
-        if "latency" not in rows.columns:
-            raise ProfileError(f"{str(path)!r}: no column latency")
+        rows = _read_rows(path, path.stat().st_mtime_ns, tuple(where.items()))
         self.versions["/".join(filter(None, (family, source)))] = folder.name
         self.num_rows += len(rows)
         if source is None and len(rows) and "device" in rows.columns:
@@ -113,6 +105,21 @@ class Database:
             return None
         older = there if source else [name for name in there if _order(name) <= _order(self.version)]
         return parent / (older[-1] if older else there[0])
+
+
+@lru_cache(maxsize=64)  # profiles of many models take the same rows
+def _read_rows(path: Path, changed_ns: int, where: tuple[tuple[str, Any], ...]) -> pd.DataFrame:
+    import pyarrow.parquet as pq  # 8 MB of memory and 15 ms, which runs without the database do not need
+
+    try:
+        names = pq.read_schema(path).names
+        filters = [(name, "=", value) for name, value in where if name in names]
+        rows: pd.DataFrame = pq.read_table(path, filters=filters or None).to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise ProfileError(f"{str(path)!r}: cannot be read: {str(error).splitlines()[0]}") from None
+    if "latency" not in rows.columns:
+        raise ProfileError(f"{str(path)!r}: no column latency")
+    return rows
 
 
 def _versions(folder: Path) -> list[str]:

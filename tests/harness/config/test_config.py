@@ -63,7 +63,8 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (
             ["+engine.compres=true"],
             "engine.compres: unknown key; did you mean 'compress'? "
-            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps, memory_account)",
+            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps, vllm_version, "
+            "memory_account, max_graph_tokens)",
         ),
         (["cost=roofline", "+cost.x=1"], "cost.x: unknown key (allowed here: calibration, other_device)"),
         (

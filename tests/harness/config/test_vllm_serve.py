@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from harness import run
+from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines import vllm_serve
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
 from harness.config.command_lines.vllm_import import expand, translate
@@ -18,7 +19,7 @@ from harness.config.command_lines.vllm_serve import overrides, serve_command
 from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
-from tests.harness.builders import CONF, config
+from tests.harness.builders import CONF, composed, config
 from tests.harness.config.builders import write
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -328,6 +329,25 @@ def test_a_file_of_config_that_cannot_be_used_is_one_line(tmp_path: Path, conten
     with pytest.raises(ConfigError, match=message) as error:
         translate(f"{SERVE} --config {file}")
     assert "\n" not in str(error.value)
+
+
+def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> None:
+    run_it = "docker run --gpus all -e VLLM_MXFP4_USE_MARLIN=1 --env A=1 vllm/vllm-openai:v0.15.1-cu130 --model {}"
+    translation = translate(f"{run_it.format('openai/gpt-oss-120b')} --max-cudagraph-capture-size 2048 -tp 2")
+    found = parse(composed(*translation.overrides, "device=h200"))
+    assert isinstance(found.engine, SimEngine) and isinstance(found.cost, ProfiledCost)
+    assert found.engine.vllm_version == "0.15.1" and found.engine.max_graph_tokens == 2048
+    assert found.cost.profile == "auto+separate_norms+cutlass_fp4+marlin" and found.tensor_parallel_size == 2
+    assert [note for note in translation.notes if note.startswith("A=1")]
+    assert not [note for note in translation.notes if "MARLIN" in note]
+    static = parse(composed(*overrides("vllm serve meta-llama/Llama-3.1-70B --quantization modelopt -tp 2")))
+    assert isinstance(static.cost, ProfiledCost) and static.cost.profile == "auto+static_scales"
+    priced_otherwise = expand([f"import_vllm={run_it.format('openai/gpt-oss-20b')}", "cost=roofline"])
+    assert not any(line.startswith("cost.") for line in priced_otherwise.overrides)
+    old = config(*overrides("docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B"))
+    assert not old.scheduler.async_scheduling and config(*overrides(SERVE)).scheduler.async_scheduling
+    told = config(*overrides("docker run vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --async-scheduling"))
+    assert told.scheduler.async_scheduling
 
 
 def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:

@@ -45,7 +45,12 @@ def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None
 
 def test_a_precision_that_the_file_leaves_empty_is_called_nan(tmp_path: Path) -> None:
     path = written(tmp_path, {"precision": None}, {})
-    assert read_rows(path, {"precision": "nan"}).table["id"].tolist() == ["0"]
+    settings = parse(
+        composed(
+            *SETTINGS, f"validation.measured=inferencex:{path}", "task=validate", "validation.select.precision=nan"
+        )
+    )
+    assert read_rows(path, settings.validation.select).table["id"].tolist() == ["0"]
     with pytest.raises(MeasuredRunError, match=r"validation.select.precision=: fp8, nan"):
         read_rows(path, {})
 
@@ -96,3 +101,28 @@ def test_the_figure_of_rows_is_drawn_again(tmp_path: Path) -> None:
     draw(parse(composed("task=plot", f"results=[{tmp_path / 'out'}]")), tmp_path / "again")
     (again,) = (tmp_path / "again").iterdir()
     assert again.read_bytes() == (tmp_path / "out" / "validation_rows.png").read_bytes()
+
+
+def test_seats_and_tokens_of_a_step_are_those_of_the_server(tmp_path: Path) -> None:
+    row = next(read_rows(written(tmp_path, {"isl": 1024, "batch_size": 8}), {}).table.itertuples())
+    system = system_of(parse(composed(*SETTINGS)), row)
+    assert (system.max_num_seqs, system.max_num_batched_tokens) == (8, 8192)
+    told = ("task=validate", "validation.measured=inferencex:a.csv", "validation.seats=512")
+    system = system_of(parse(composed(*SETTINGS, *told, "validation.tokens_beyond_prompt=2012")), row)
+    assert (system.max_num_seqs, system.max_num_batched_tokens) == (512, 3036)
+
+
+def test_repeated_rows_are_simulated_once(tmp_path: Path) -> None:
+    rows = read_rows(written(tmp_path, {}, {}, {"isl": 512}), {})
+    assert rows.table["id"].tolist() == ["0", "2"] and rows.left_out == {"repeated": 1}
+
+
+def test_errors_are_of_sound_rows_only(tmp_path: Path) -> None:
+    path = written(tmp_path, {}, {"isl": 255, "silicon_tpot_ms": 8.0})
+    (tmp_path / "out").mkdir()
+    document = validate(
+        parse(composed(*SETTINGS, f"validation.measured=inferencex:{path}", "task=validate")), tmp_path / "out"
+    )
+    assert list(document["excluded"].values()) == [["1"]]
+    errors = pd.read_csv(tmp_path / "out" / "errors.csv").set_index("id")
+    assert document["errors"]["tpot"]["median_abs_pct"] == pytest.approx(abs(errors["tpot_error_pct"][0]))

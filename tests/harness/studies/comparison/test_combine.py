@@ -213,6 +213,22 @@ def test_the_table_has_the_context_once_and_fits_80_columns(tmp_path: Path) -> N
     assert "in SLO" in wide and wide.count("60.0%") == 2 and wide.count("20.0%") == 2
 
 
+def test_step_times_of_two_kinds_are_told_before_the_rows_and_on_the_page(tmp_path: Path) -> None:
+    sources = ["step times: cost=roofline, roofline of the device's rates", "step times: measured kernels of a on b"]
+    folders = [
+        store(tmp_path / "in" / str(i), {"block_size": 16 * (i + 1)}, cost_source=source)
+        for i, source in enumerate(sources)
+    ]
+    stream = io.StringIO()
+    write_comparison(folders, tmp_path / "out", console=Console(file=stream, width=200))
+    told = "1 of 2 configurations have step times from the roofline"
+    assert told in "".join(stream.getvalue().splitlines()[:3])
+    assert told in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    alike = io.StringIO()
+    write_comparison(folders[:1], tmp_path / "one", console=Console(file=alike, width=200))
+    assert "roofline, the others" not in alike.getvalue()
+
+
 def test_what_a_comparison_writes_can_be_read_without_this_program(tmp_path: Path) -> None:
     configs = [run_of(name, seed=seed) for name in ("mixed", "vllm") for seed in (0, 1)]
     folders = [store(tmp_path / "in" / str(i), {**config, "block_size": 16}) for i, config in enumerate(configs)]

@@ -210,6 +210,19 @@ def test_a_number_of_the_summary_is_an_objective(tmp_path: Path) -> None:
     assert not (tmp_path / "capacity.json").exists()
 
 
+@pytest.mark.parametrize("objective", ["output_throughput", "capacity_per_gpu"])
+def test_step_times_of_two_kinds_are_told_before_the_best(
+    objective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = "search.space={quantization:[none,int4]}"  # no kernels in int4 come with the project
+    limits = ("metrics.slo.ttft_ms=60000", "capacity.num_requests=100", "capacity.max_probes=6", "capacity.workers=1")
+    only = limits if objective == "capacity_per_gpu" else ("trace.num_requests=20",)
+    settings = config("task=search", "cost=profiled", space, f"search.objective={objective}", "search.trials=2", *only)
+    execute_in(tmp_path, settings)
+    text = " ".join(capsys.readouterr().out.split())
+    assert 0 < text.index("1 of 2 configurations have step times from the roofline") < text.index("Best")
+
+
 def test_contradicting_configurations_are_given_up(made_up: list[int], tmp_path: Path) -> None:
     """More seats than tokens of a step are refused; other trials go on."""
     given = (*CAPACITY, "search.space={max_num_seqs:[16,2048]}", "search.trials=6")

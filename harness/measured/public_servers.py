@@ -1,0 +1,168 @@
+"""The servers of the public measurements in silicon_sample.csv that can be simulated, and their clients.
+
+`task=validate validation.measured=inferencex:<csv>` takes from here what is not given (`with_server`), and so does
+`experiments.inferencex`: what the page publishes is what a user gets.
+
+Llama-3.1-70B and gpt-oss-120b were served by InferenceX (https://github.com/SemiAnalysisAI/InferenceX), with prefix
+cache off, at most 8,192 tokens a step, 0.9 of the memory, asynchronous scheduling, and as many seats as clients (512
+on B200). The scripts are those of the days on which the rows were measured:
+
+    Llama      29 October 2025, commit 9596d23d7: benchmarks/70b_*.sh, vLLM 0.10.2, nvidia/Llama-3.3-70B-Instruct-FP8
+    gpt-oss    27 March 2026, commit cec542a9a: benchmarks/single_node/gptoss_fp4_h100.sh and _h200.sh, vLLM 0.18.0
+               25 February 2026, commit d2c2acb19: gptoss_fp4_b200.sh, vLLM 0.15.1
+
+Where a script and the measured times disagree, `why` says so. Llama ran with a whole decode step in one CUDA graph and
+fused norms on B200 only, where the script asks for both.
+
+Qwen3 was measured by NVIDIA with vLLM 0.12 in Dynamo 0.8. The client is that of aiconfigurator's `eval` of that month
+(genai_perf_runner.py, commit 612e5b102): all lengths alike, 10 requests a client. The server is that of its
+generator (rule_plugin/vllm.rule, commit 2063ee024, of February 2026): 512 seats, and 512 + 1,500 tokens a step beyond
+the length of a prompt. That it made these servers is likely, not stated; the rows of Qwen3-32B have the numbers of
+clients of its bench_run.sh (commit f90534bc2), which would send 50 requests a client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import abc
+from typing import Any, NamedTuple
+
+
+class PublicServer(NamedTuple):
+    """One model on one system.
+
+    Attributes:
+        name: of the model and its weights, for tables.
+        model_path, precision: of the rows; precision "nan" where the file leaves it empty.
+        device, model: of conf/.
+        quantization: format of the weights.
+        vllm_version: of the server.
+        why: what the settings rest on.
+        kv_cache_dtype: auto is 16 bits.
+        is_async: whether the server schedules asynchronously; None takes the default of its version.
+        kernels: what the server ran, as in `cost.profile=auto+<kernels>`; "" takes the choice of its version.
+        max_num_seqs: None takes the number of clients.
+        tokens_beyond_prompt: tokens of a step beyond the stated length of a prompt; None: 8,192 tokens a step.
+        max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
+        length_ratio: shortest length that the client sends, as a share of the longest.
+        excluded: why no row of this server can be right; such rows are shown and left out of the totals of the page.
+    """
+
+    name: str
+    model_path: str
+    precision: str
+    device: str
+    model: str
+    quantization: str
+    vllm_version: str
+    why: str
+    kv_cache_dtype: str = "auto"
+    is_async: bool | None = None
+    kernels: str = ""
+    max_num_seqs: int | None = None
+    tokens_beyond_prompt: int | None = None
+    max_graph_tokens: int | None = None
+    length_ratio: float = 0.8
+    excluded: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}, {self.device}"
+
+    def settings(self) -> dict[str, str]:
+        """Keys of the configuration and their values."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "quantization": self.quantization,
+            "engine.kv_cache_dtype": self.kv_cache_dtype,
+            "engine.vllm_version": self.vllm_version,
+            "scheduler": "vllm",
+            **({} if self.is_async is None else {"scheduler.async_scheduling": str(self.is_async).lower()}),
+            **({"cost.profile": f"auto+{self.kernels}"} if self.kernels else {}),
+            **_given("engine.max_graph_tokens", self.max_graph_tokens),
+            **_given("validation.seats", self.max_num_seqs),
+            **_given("validation.tokens_beyond_prompt", self.tokens_beyond_prompt),
+            "validation.length_ratio": str(self.length_ratio),
+        }
+
+
+def _given(key: str, value: int | None) -> dict[str, str]:
+    return {} if value is None else {key: str(value)}
+
+
+_PIECES = "piecewise_graphs+separate_norms+static_scales"  # of vLLM 0.10 with ModelOpt's FP8 checkpoints
+_L70, _QWEN, _OSS = "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b"
+_SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too, and asynchronous scheduling"
+_MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
+_W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
+_NVIDIA = "likely aiconfigurator's generator and client"
+_NVIDIA_SETTINGS: dict[str, Any] = {"length_ratio": 1.0, "max_num_seqs": 512, "tokens_beyond_prompt": 2012}
+
+SERVERS = (
+    PublicServer(
+        "Llama-3.1-70B FP8", _L70, "fp8", "h100-80gb", "llama-3.1-70b", "fp8", "0.10.2",
+        "script: fp8 KV cache, but at TP 2 and 64 clients TTFT shows a pool in 16 bits", is_async=True, kernels=_PIECES,
+    ),
+    PublicServer(
+        "Llama-3.1-70B FP8", _L70, "fp8", "h200", "llama-3.1-70b", "fp8", "0.10.2", _SCRIPT, "fp8", is_async=True,
+        kernels=_PIECES,
+    ),
+    PublicServer(
+        "Llama-3.1-70B FP8", _L70, "fp8", "b200", "llama-3.1-70b", "fp8", "0.10.2", _SCRIPT, "fp8", is_async=True,
+        kernels="static_scales", max_num_seqs=512,
+    ),
+    PublicServer(
+        "Llama-3.1-70B FP4", _L70, "fp4", "b200", "llama-3.1-70b", "nvfp4", "0.10.2", _SCRIPT, "fp8", is_async=True,
+        kernels="cutlass_fp4", max_num_seqs=512,
+    ),
+    PublicServer("Qwen3-32B", _QWEN, "nan", "h100-80gb", "qwen3-32b", "none", "0.12.0", _NVIDIA, **_NVIDIA_SETTINGS),
+    PublicServer("Qwen3-32B FP8", _QWEN, "fp8", "h100-80gb", "qwen3-32b", "fp8", "0.12.0", _NVIDIA, **_NVIDIA_SETTINGS),
+    PublicServer(
+        "Llama-3.1-8B FP8", "nvidia/Llama-3.1-8B-Instruct-FP8", "fp8", "h200", "llama-3.1-8b", "fp8", "0.12.0", _NVIDIA,
+        excluded="up to 98 % of the FP8 peak would be needed: its prompts were most likely cached",
+        **_NVIDIA_SETTINGS,
+    ),
+    PublicServer(
+        "Qwen3-235B-A22B FP8", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h200", "qwen3-235b-a22b", "fp8_block", "0.12.0",
+        _NVIDIA, **_NVIDIA_SETTINGS,
+    ),
+    PublicServer(
+        "gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", "0.18.0", _MARLIN, kernels="marlin",
+        max_graph_tokens=2048,
+    ),
+    PublicServer(
+        "gpt-oss-120b", _OSS, "fp4", "h200", "gpt-oss-120b", "mxfp4", "0.18.0", _MARLIN, kernels="marlin",
+        max_graph_tokens=2048,
+    ),
+    PublicServer(
+        "gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", "0.15.1", _W4A8, "fp8", kernels="mxfp4_mxfp8",
+        max_num_seqs=512, max_graph_tokens=2048,
+    ),
+)  # fmt: skip
+
+_SELECT = re.compile(r"\+{0,2}validation\.select\.(model_path|precision)=(.*)")
+_DEFAULT_DEVICE = "h100-80gb"
+
+
+def with_server(arguments: abc.Sequence[str]) -> tuple[list[str], str | None]:
+    """The arguments of run.py with the settings of the server whose rows they select, all but those that are given; and
+    a line that names it. Where they select no known one, or several, they stay as they are."""
+    given = {text.lstrip("+~").partition("=")[0]: text.partition("=")[2] for text in arguments if "=" in text}
+    if not given.get("validation.measured", "").startswith("inferencex:"):
+        return list(arguments), None
+    selected = {match[1]: match[2].strip("'\"") for text in arguments if (match := _SELECT.fullmatch(text))}
+    found = [
+        server
+        for server in SERVERS
+        if server.model_path == selected.get("model_path")
+        and server.precision == selected.get("precision", server.precision)
+        and server.device == given.get("device", server.device)
+    ]
+    if "device" not in given and len(found) > 1:
+        found = [server for server in found if server.device == _DEFAULT_DEVICE]
+    if len(found) != 1:
+        return list(arguments), None
+    taken = {key: value for key, value in found[0].settings().items() if key not in given}
+    lines = [f"{key}={value}" for key, value in taken.items()]
+    return [*arguments, *lines], f"{found[0].key}, vLLM {found[0].vllm_version} ({found[0].why}): {' '.join(lines)}"

@@ -1,0 +1,100 @@
+"""What the version of vLLM decides: scheduling, memory and kernels; and which profiles come with the project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from experiments import composed
+from harness.engines.resolving.system import resolve
+from harness.errors import ConfigError
+from simulator.system import System
+from simulator.vllm_versions import vllm_version
+
+
+def resolved(*overrides: str) -> System:
+    return resolve(composed("scheduler=vllm", *overrides))
+
+
+def kernels_of(system: System) -> list[str]:
+    assert system.profile is not None
+    return list(system.profile.meta.source.get("server", ()))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=qwen3-8b", "quantization=fp8_block"),
+        ("model=qwen3-32b", "quantization=fp8_block", "tensor_parallel_size=8"),
+        ("model=qwen3-235b-a22b", "quantization=fp8_block", "tensor_parallel_size=4"),
+        ("model=qwen3-30b-a3b", "quantization=fp8_block", "device=l40s", "tensor_parallel_size=2"),
+        ("model=llama-3.1-70b", "quantization=nvfp4", "device=b200"),
+        ("model=qwen3-32b", "quantization=nvfp4", "device=rtx-pro-6000", "tensor_parallel_size=2"),
+        ("model=qwen3-8b", "engine.kv_cache_dtype=fp8"),
+    ],
+    ids=" ".join,
+)
+def test_what_the_database_has_is_not_priced_by_the_roofline(overrides: tuple[str, ...]) -> None:
+    system = resolved(*overrides)
+    assert system.cost.kind == "profiled" and system.notes == ()
+
+
+def test_a_version_sets_scheduling_memory_and_kernels_and_the_default_is_the_newest() -> None:
+    ranks = ("model=llama-3.1-70b", "quantization=fp8", "tensor_parallel_size=4")
+    old, newest = resolved(*ranks, "engine.vllm_version=0.10.2"), resolved(*ranks)
+    assert (old.scheduler.async_scheduling, newest.scheduler.async_scheduling) == (False, True)
+    assert old.pool.outside_bytes < newest.pool.outside_bytes
+    assert kernels_of(old) == ["piecewise_graphs", "separate_norms"] and kernels_of(newest) == []
+
+
+def test_what_is_given_beside_a_version_counts() -> None:
+    given = ("engine.vllm_version=0.11.0", "scheduler.async_scheduling=true", "engine.memory_account=vllm")
+    system, newest = resolved(*given), resolved()
+    assert system.scheduler.async_scheduling and system.pool == newest.pool
+    system = resolved("engine.vllm_version=0.10.2", "cost.profile=auto+separate_norms", "tensor_parallel_size=2")
+    assert kernels_of(system) == ["separate_norms"]
+
+
+def test_kernels_that_a_server_was_told_to_run_are_not_asked_of_its_drafter() -> None:
+    drafting = ("speculation=draft_model", "model@speculation.drafter=qwen3-0.6b", "scheduler.async_scheduling=false")
+    system = resolved("model=gpt-oss-20b", "cost.profile=auto+marlin", *drafting)
+    assert kernels_of(system) == ["marlin"] and system.drafter is not None and kernels_of(system.drafter) == []
+
+
+def test_experts_of_0_12_are_padded_on_hopper_but_not_on_8_gpus() -> None:
+    settings = ("model=qwen3-235b-a22b", "quantization=fp8_block", "device=h200", "engine.vllm_version=0.12.0")
+    assert "deepgemm" in kernels_of(resolved(*settings, "tensor_parallel_size=4"))
+    later = [each for each in settings if "version" not in each]
+    assert "deepgemm" not in kernels_of(resolved(*later, "engine.vllm_version=0.14.0", "tensor_parallel_size=4"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("0.9.2", (False, "vllm_0.9")),
+        ("v0.13.0", (False, "vllm_0.9")),
+        ("0.14", (True, "vllm_0.9")),
+        ("0.17.1rc1", (True, "vllm")),
+        ("0.100.0", (True, "vllm")),
+        ("1.0.0", (True, "vllm")),
+        (None, (True, "vllm")),
+    ],
+)
+def test_a_version_has_the_defaults_since_the_one_before_it(name: str | None, expected: tuple[Any, ...]) -> None:
+    found = vllm_version(name)
+    assert (found.async_scheduling, found.memory_account) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.vllm_version=newest", "engine.vllm_version=newest: must be a version of vLLM such as 0.19.0"),
+        ("engine.vllm_version=0.2.1", "engine.vllm_version=0.2.1: must be 0.9 or newer"),
+        ("cost.profile=auto+merlin", "no kernel 'merlin'"),
+        ("cost.profile=auto+marlin", "marlin: has no times of Qwen/Qwen3-8B"),
+    ],
+)
+def test_what_is_unknown_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(override)
