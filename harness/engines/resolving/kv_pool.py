@@ -31,8 +31,8 @@ def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, de
         if config.kv_cache_memory_bytes is not None:
             pool = fill_kv_pool(model, device, config.kv_cache_memory_bytes, **limits)
         else:
-            share, account = config.gpu_memory_utilization, config.engine.memory_account
-            account = account or vllm_version(config.engine.vllm_version).memory_account
+            share = config.gpu_memory_utilization
+            account = config.engine.memory_account or vllm_version(config.engine.vllm_version).memory_account
             pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
         given = config.kv_cache_memory_bytes

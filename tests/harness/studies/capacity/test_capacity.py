@@ -187,7 +187,7 @@ def test_costs_and_energies() -> None:
 def test_gpus_of_several_kinds_cost_what_they_cost_together() -> None:
     pools = "fleet.pools=[{replicas:2,device:h200},{device:h100-80gb}]"
     mixed, each = config("fleet=custom", pools), [config(f"device={name}").device for name in ("h200", "h100-80gb")]
-    prices = [device.price_per_gpu_hour for device in each]
+    prices = [device.price_per_gpu_hour or 0.0 for device in each]
     total = 2 * prices[0] + prices[1]
     assert cost_per_million_tokens(mixed, 1000) == pytest.approx(total / 3.6)
     assert price_per_gpu_hour(mixed) == pytest.approx(total / 3)
