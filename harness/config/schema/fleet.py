@@ -64,7 +64,7 @@ class RouterConfig(RuleConfig):
 
 
 class NetworkConfig(ConfigModel):
-    """What connects the servers of a fleet.
+    """What connects the servers of a fleet; read where one hands KV to another.
 
     Attributes:
         name: of the link.
@@ -72,9 +72,9 @@ class NetworkConfig(ConfigModel):
         latency_s: fixed time of the transfer of a prompt's KV.
     """
 
-    name: Text
-    bandwidth: Annotated[float, within("link_bandwidth")]
-    latency_s: Annotated[float, Field(ge=0, le=10)]
+    name: Text = "RDMA 400 Gbit/s"
+    bandwidth: Annotated[float, within("link_bandwidth")] = 46e9
+    latency_s: Annotated[float, Field(ge=0, le=10)] = 1e-3
 
 
 class PoolConfig(ConfigModel):
@@ -132,17 +132,20 @@ class PoolsConfig(ApartConfig):
     """Several pools.
 
     Attributes:
-        network: what connects the servers.
         decode_router: which of the servers for decodes gets a request, chosen when it arrives; `router` chooses the
             server for its prompt.
     """
 
-    network: NetworkConfig
     decode_router: RuleConfig = RuleConfig(rule="least_requests")
 
 
 class DisaggregatedFleet(PoolsConfig):
-    """A pool for prompts and one for decodes; their `role` is not read."""
+    """A pool for prompts and one for decodes.
+
+    Attributes:
+        prefill: the servers for prompts; their `role` is not read, nor is that of the others.
+        decode: the servers for decodes.
+    """
 
     kind: Literal["disaggregated"] = "disaggregated"
     prefill: PoolConfig = PoolConfig()
@@ -155,7 +158,11 @@ class DisaggregatedFleet(PoolsConfig):
 
 
 class CustomFleet(PoolsConfig):
-    """Pools with roles: all serve, or some are for prompts and some for decodes."""
+    """Pools with roles: all serve, or some are for prompts and some for decodes.
+
+    Attributes:
+        pools: a group of keys for each pool, as fleet=disaggregated has them for two.
+    """
 
     kind: Literal["custom"] = "custom"
     pools: Annotated[tuple[PoolConfig, ...], Field(strict=False, min_length=1)]

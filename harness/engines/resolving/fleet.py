@@ -23,7 +23,9 @@ def resolve_fleet(config: RunConfig) -> FleetSystem:
     apart, fleet = None, config.fleet
     if config.is_apart:
         assert not isinstance(fleet, AlikeFleet)
-        network = Network(fleet.network.bandwidth, round(fleet.network.latency_s * 1e9), round(fleet.request_ms * 1e6))
+        network = Network(
+            config.network.bandwidth, round(config.network.latency_s * 1e9), round(fleet.request_ms * 1e6)
+        )
         num_decoders = len(servers.systems) - servers.num_entries
         rule = fleet.decode_router.make() if num_decoders > 1 else None
         apart = Apart(network, rule, fleet.local_prefill_tokens)
