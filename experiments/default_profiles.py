@@ -1,7 +1,7 @@
 """Compiles the profiles in simulator/profiles/gpu from NVIDIA's operator times.
 
     pip install -e '.[kernels-db]'
-    python -m experiments.default_profiles --history <folder>         all GPUs, all models of conf/model; 10 minutes
+    python -m experiments.default_profiles --history <folder>         all GPUs, all models of conf/model; 20 minutes
     python -m experiments.default_profiles --systems h100_sxm --root <folder of aiconfigurator_core> --history <folder>
 
 For every GPU, every model of conf/model that fits on up to eight of them: in its own format, and where that is 16 bits
