@@ -215,6 +215,8 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
         }
         median_ms = 1e3 * float(np.median(ttft)) if len(ttft) else math.nan
         shown = {name: metrics[name] for name in _OF_A_SERVER}
+        if role == "prefill":
+            shown["output_throughput"] = math.nan  # its requests' tokens come from others
         found.append({"server": number, "role": role, "num_requests": len(own), "median_ttft_ms": median_ms, **shown})
     return found
 
