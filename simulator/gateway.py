@@ -244,18 +244,14 @@ class Gateway:
                 self._send(request, desk, number)
                 return
         request.prefilled_elsewhere = True
-        try:
-            desk.views[number].check(request)
-        except RequestRefusedError as refusal:
-            self._refuse(request, desk.replicas[number], refusal)
-            return
         prompt = prompt_of(request)
         chosen = self._desk.choose(prompt)
-        try:
-            self._desk.views[chosen].check(prompt)
-        except RequestRefusedError as refusal:
-            self._refuse(request, self._desk.replicas[chosen], refusal)
-            return
+        for at, server, part in ((desk, number, request), (self._desk, chosen, prompt)):
+            try:
+                at.views[server].check(part)
+            except RequestRefusedError as refusal:
+                self._refuse(request, at.replicas[server], refusal)
+                return
         desk.views[number].count(request)
         self._apart[request.request_id] = request, number
         self._desk.views[chosen].count(prompt)
