@@ -65,6 +65,7 @@ settings.load_profile("commit")
 def notes_are_heard() -> None:
     """The command line, where a test has run it in this process, has silenced what is noted of a trace."""
     logging.getLogger("harness").setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)  # as workers of a capacity search leave it
 
 
 def _forked(method: str | None = None) -> BaseContext:

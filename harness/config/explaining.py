@@ -7,7 +7,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.config.run import RunConfig
-from harness.config.schema.reader import describe, item_keys, item_type, models_in, tag_of, unknown_name
+from harness.config.schema.reader import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
+
+
+def explain_override(key: str) -> str | None:
+    """One line about a dotted key that the schema lacks; None when it has the key, or the key is Hydra's own."""
+    if key == "model.config" or f"{key}.".startswith("model.hf_overrides."):
+        return f"{key}: belongs to model=hf only"
+    return None if key.split(".")[0] == "hydra" else unknown_key([RunConfig], key.split("."))
 
 
 def explain(error: ValidationError) -> str:

@@ -12,7 +12,6 @@ from harness.config.explaining import explain
 from harness.config.huggingface import resolve_model
 from harness.config.pools import pools_of
 from harness.config.run import RunConfig
-from harness.config.schema.reader import unknown_key
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
 from simulator.vllm_versions import vllm_version
@@ -86,10 +85,3 @@ def validated(values: Any) -> RunConfig:
         raise ConfigError(explain(error)) from None
     pools_of(config)
     return config
-
-
-def explain_override(key: str) -> str | None:
-    """One line about a dotted key that the schema lacks; None when it has the key, or the key is Hydra's own."""
-    if key == "model.config" or f"{key}.".startswith("model.hf_overrides."):
-        return f"{key}: belongs to model=hf only"
-    return None if key.split(".")[0] == "hydra" else unknown_key([RunConfig], key.split("."))

@@ -14,6 +14,7 @@ the device's index: they share it and are parked too.
 from __future__ import annotations
 
 from collections import Counter, abc
+from itertools import takewhile
 from typing import NamedTuple
 
 from engine.core.kv.pool import Pool
@@ -96,12 +97,7 @@ class Offload:
 
     def num_held(self, hashes: abc.Iterable[int]) -> int:
         """How many blocks of the longest prefix of `hashes` that is in the tiers."""
-        count = 0
-        for block_hash in hashes:
-            if not any(block_hash in tier for tier in self.tiers):
-                break
-            count += 1
-        return count
+        return sum(1 for _ in takewhile(lambda each: any(each in tier for tier in self.tiers), hashes))
 
     def drop_unusable(self, match: PrefixMatch, pool: Pool, block_size: int) -> PrefixMatch:
         """`match` without its last block if that is coming and a token of it must be computed."""

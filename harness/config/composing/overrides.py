@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.config.parse import explain_override
+from harness.config.explaining import explain_override
 from harness.config.run import RunConfig
 from harness.config.schema.reader import models_in, nearest
 from harness.errors import ConfigError

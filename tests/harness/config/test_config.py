@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.core.policies import POLICIES
 from harness.config import RunConfig, load, parse, to_yaml
-from harness.config.parse import explain_override
+from harness.config.explaining import explain_override
 from harness.errors import ConfigError
 from tests.harness.builders import composed
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from harness.config import load, parse, to_yaml
-from harness.config.parse import explain_override
+from harness.config.explaining import explain_override
 from harness.errors import ConfigError
 from tests.harness.builders import composed
 from tests.harness.config.builders import MODELS, published, read, write

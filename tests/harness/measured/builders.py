@@ -158,7 +158,7 @@ def refer_to_secret(folder: Path) -> None:
     path = folder / "config.yaml"
     lines = path.read_text().splitlines()
     names = [row for row, line in enumerate(lines) if line.startswith("  name: ")]
-    assert len(names) == 2  # of the model and the device
+    assert len(names) == 3  # of the model, the device and the network
     for row in names:
         lines[row] = f"  name: {REFERENCE}"
     path.write_text("\n".join(lines) + "\n")
