@@ -81,14 +81,14 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         enable-tower-connector-lora fully-sharded-loras headless mm-encoder-only specialize-active-lora""",
     ("one", "refused"): """
         all2all-backend convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
-        data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size data-parallel-size-local
+        data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size-local
         data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
         dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras ec-transfer-config eplb-config
         expert-placement-strategy hf-config-path kv-offloading-backend
-        kv-offloading-size kv-transfer-config lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
+        kv-offloading-size lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
         mamba-ssm-cache-dtype max-cpu-loras max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
         mm-encoder-attn-backend mm-encoder-tp-mode nnodes offload-backend offload-group-size offload-num-in-group
-        offload-prefetch-step performance-mode pipeline-parallel-size prefill-context-parallel-size runner
+        offload-prefetch-step performance-mode prefill-context-parallel-size runner
         scheduler-cls ubatch-size video-pruning-rate worker-cls worker-extension-cls""",
     ("many", "refused"): """
         cpu-offload-params kv-cache-dtype-skip-layers lora-modules lora-target-modules offload-params""",
@@ -96,10 +96,9 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
 OTHERS = {f"--{name}": Flag(*kind) for kind, names in _NAMES.items() for name in names.split()}
 # Values with which a refused flag leaves all as it is.
 NEUTRAL = {
-    **dict.fromkeys(("--pipeline-parallel-size", "--data-parallel-size", "--data-parallel-size-local"), "1"),
+    **dict.fromkeys(("--data-parallel-size-local", "--nnodes"), "1"),
     **dict.fromkeys(("--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
     **dict.fromkeys(("--max-num-partial-prefills", "--max-long-partial-prefills"), "1"),
-    "--nnodes": "1",
     "--cpu-offload-gb": "0",
     "--performance-mode": "balanced",
     "--runner": "generate",

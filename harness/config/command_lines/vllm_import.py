@@ -21,6 +21,7 @@ from harness.config.command_lines.vllm_flags import SAME_SIZES
 from harness.config.command_lines.vllm_line import KEY as KEY
 from harness.config.command_lines.vllm_line import Line, read_line
 from harness.config.command_lines.vllm_overrides import generation_notes, hf_overrides
+from harness.config.command_lines.vllm_servers import servers
 from harness.config.composing.conf_tree import CONF
 from harness.config.composing.overrides import quoted
 from harness.config.schema.reader import nearest
@@ -99,6 +100,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
+    made |= servers(line.values, _number, _has_experts(str(made.get("model", "hf")), folders), notes)
     made |= {key: value for key, value in _server(line).items() if key.partition(".")[0] not in given}
     if (replaced := line.values.get("--hf-overrides")) and "model" in made:
         made |= hf_overrides(replaced, made["model"], _positions(made["model"], folders))
@@ -155,6 +157,12 @@ def _positions(option: str, folders: Sequence[Path]) -> int | None:
     """The `max_position_embeddings` that an option of the group `model` states."""
     positions = _options(folders).get(option, {}).get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
+
+
+def _has_experts(option: str, folders: Sequence[Path]) -> bool | None:
+    """Whether an option of the group `model` has experts; None where it does not say it."""
+    values = _options(folders).get(option)
+    return None if values is None or option == "hf" else bool(values.get("num_experts"))
 
 
 def _options(folders: Sequence[Path]) -> dict[str, dict[Any, Any]]:

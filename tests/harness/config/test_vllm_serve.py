@@ -174,11 +174,23 @@ def test_models_are_found_by_their_names(tmp_path: Path) -> None:
     assert "model=own" in translate("vllm serve me/own", (), [CONF, tmp_path]).overrides
 
 
+def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
+    ranks = of(f"{SERVE} -dp 3")
+    assert (ranks.replicas, ranks.router.rule, ranks.router.view_delay_ms) == (3, "vllm_balancer", 100)
+    stages = of(f"{SERVE} -pp 2 -dp 1")
+    assert (stages.pipeline_parallel_size, stages.replicas, stages.scheduler.async_scheduling) == (2, 1, False)
+    found = translate(f"""{SERVE} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}'""")
+    assert any("fleet=disaggregated has both sides" in note for note in found.notes)
+    assert found.overrides == translate(SERVE).overrides
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        (f"{SERVE} --pipeline-parallel-size 2", "--pipeline-parallel-size 2"),
-        (f"{SERVE} -dp 2", "--data-parallel-size 2"),
+        ("vllm serve Qwen/Qwen3-30B-A3B -dp 2", "--data-parallel-size 2: ranks that share experts"),
+        (f"{SERVE} --data-parallel-size many", "--data-parallel-size many: must be a number"),
+        (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: no JSON object"),
+        (f"{SERVE} --kv-transfer-config.kv_connector LMCacheConnectorV1", "'LMCacheConnectorV1' is not simulated"),
         (f"{SERVE} --enable-lora", "--enable-lora"),
         (f"{SERVE} --kv-cache-dtype fp8_ds_mla", "--kv-cache-dtype fp8_ds_mla"),
         (f"{SERVE} --quantization bitsandbytes", "--quantization bitsandbytes"),

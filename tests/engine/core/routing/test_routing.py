@@ -152,6 +152,23 @@ def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: li
         assert chosen.num_requests == min(server.num_requests for server in servers)
 
 
+@given(SERVERS, st.integers(1, 8))
+def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
+    servers: list[Server], num_requests: int
+) -> None:
+    rule, sent = make("vllm_balancer"), [0] * len(servers)
+    for _ in range(num_requests):
+        scores = [
+            4 * (server.num_waiting + more) + server.num_running for server, more in zip(servers, sent, strict=True)
+        ]
+        chosen = rule.choose(request(), servers)
+        assert chosen == scores.index(min(scores))
+        sent[chosen] += 1
+    servers[0].num_running += 1  # it is told anew
+    scores = [4 * server.num_waiting + server.num_running for server in servers]
+    assert rule.choose(request(), servers) == scores.index(min(scores))
+
+
 @given(SERVERS, st.sampled_from([0.0, 0.4, 1.0]))
 def test_what_servers_tell_of_their_caches_counts_by_where_it_is(servers: list[Server], host: float) -> None:
     rule = make("weighted_score", queue=0.0, kv_use=0.0, precise=True, host=host)
