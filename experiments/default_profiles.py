@@ -71,8 +71,8 @@ def main() -> None:
         path = FOLDER / f"{system}.zip"
         write_archive(path, entries, NOTICE)
         print(f"{path.name}: {len(entries)} profiles, {path.stat().st_size / 1e6:.2f} MB", flush=True)
-        for reason, entries_ in lacking.items():
-            print(f"  left out {', '.join(entries_)}: {reason}")
+        for reason, names in lacking.items():
+            print(f"  left out {', '.join(names)}: {reason}")
 
 
 class Sources(NamedTuple):

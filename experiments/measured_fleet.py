@@ -116,21 +116,30 @@ def show(measured: pd.DataFrame, found: dict[str, pd.DataFrame]) -> None:
         console.print(f"{arm}: peak {peak:,.0f} output tokens/s, measured {other:,.0f} ({peak / other - 1:+.1%})")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(text: str | None) -> argparse.Namespace:
+    """`data`, `seed` and `overrides` of the command line of an experiment on llm-d's figures, which `text` explains."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth/llm_d"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("overrides", nargs="*", help="what is to be otherwise, such as num_blocks=30000")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def store(experiment: str, overrides: list[str], found: dict[str, Any]) -> None:
+    """Write what was found, in a file that is named after the experiment and the overrides."""
+    name = "_".join([experiment, *overrides]).replace("=", "_").replace("/", "_")
+    write_result(RESULTS / f"{name}.json", {**provenance(f"experiments.{experiment}"), **found})
+
+
+def main() -> None:
+    args = arguments(__doc__)
     measured = pd.read_csv(args.data / "router_qwen3_32b_8xTP2_h100.csv")
     ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
     trace, stage_of = load([WARM_UP, *ladder], PROMPTS, args.seed)
     found = {arm: simulated(arm, trace, stage_of, args.overrides) for arm in ARMS}
     show(measured, found)
     stages = {arm: stages.loc[1:].round(4).to_dict("list") for arm, stages in found.items()}
-    record = {**provenance("experiments.measured_fleet"), "rates": measured["rate"].tolist(), "simulated": stages}
-    name = "_".join(["measured_fleet", *args.overrides]).replace("=", "_")
-    write_result(RESULTS / f"{name}.json", record)
+    store("measured_fleet", args.overrides, {"rates": measured["rate"].tolist(), "simulated": stages})
 
 
 if __name__ == "__main__":

@@ -21,16 +21,12 @@ it counts with 0.4 (`cpu_aware`). Results go to experiments/results/measured_pd*
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from experiments import RESULTS, provenance, write_result
-from experiments.measured_fleet import Prompts
+from experiments.measured_fleet import Prompts, arguments, store
 from harness import run
 
 SYSTEM = (
@@ -99,11 +95,7 @@ def show(measured: pd.DataFrame, found: dict[str, pd.DataFrame]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth/llm_d"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("overrides", nargs="*", help="what is to be otherwise")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     console = Console(width=180)
     drawn = random(args.seed, args.overrides)
     rows = pd.read_csv(args.data / "pd_gpt_oss_120b_h200_random.csv").set_index("arm").loc["nixl"]
@@ -115,12 +107,8 @@ def main() -> None:
     console.print(show(measured, {arm: stages for arm, (stages, _) in both.items()}))
     for arm, (_, means) in both.items():
         console.print(f"eviction, {arm}: " + ", ".join(f"{name} {value:.3f}" for name, value in means.items()))
-    record = {
-        **provenance("experiments.measured_pd"), "random": drawn, "rates": rates,
-        "eviction": {arm: {**stages.round(4).to_dict("list"), **means} for arm, (stages, means) in both.items()},
-    }  # fmt: skip
-    name = "_".join(["measured_pd", *args.overrides]).replace("=", "_").replace("/", "_")
-    write_result(RESULTS / f"{name}.json", record)
+    arms = {arm: {**stages.round(4).to_dict("list"), **means} for arm, (stages, means) in both.items()}
+    store("measured_pd", args.overrides, {"random": drawn, "rates": rates, "eviction": arms})
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ def main() -> None:
             rows.append(_row(measured, args.cost))
             print(_text(rows[-1]), flush=True)
         except TwinServeError as error:
-            refused.append({"run": _name(measured), "error": str(error)})
+            without_folders = re.sub(r"(?<!\w)/(?:[\w.-]+/)+", "", str(error))  # those of the measured machine
+            refused.append({"run": _name(measured), "error": without_folders})
             print(f"{_name(measured)}  refused: {error}", flush=True)
     table = pd.DataFrame(rows)
     document = {
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def _name(measured: dict[str, Any]) -> str:
-    return f"{measured['page']}:{measured['line']}"
+    return f"{measured['page'].removesuffix('.md')}:{measured['line']}"
 
 
 def _row(measured: dict[str, Any], cost: str) -> dict[str, Any]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from engine.core.routing.router import Router
-from simulator.handover import Network
+from simulator.handover import Network, Role
 from simulator.system import System
-
-Role = Literal["serve", "prefill", "decode"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,8 +48,7 @@ class View:
         self.num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
         self._estimate = PrefixEstimate(blocks.num_blocks) if keeps_prefixes else None
-        self._reads_caches = reads_caches
-        self._coming: Counter[int] = Counter()  # blocks of prompts that are under way
+        self._coming: Counter[int] | None = Counter() if reads_caches else None  # blocks of prompts that are under way
 
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
@@ -73,6 +72,7 @@ class View:
         return self._estimate.num_hits(self._prompt_hashes(request)) * self._block_size
 
     def cached_tokens(self, request: Request) -> tuple[int, int]:
+        assert self._coming is not None, "the rule says that it reads caches"
         hashes = list(self._prompt_hashes(request))
         on_device, behind = self._replica.scheduler.blocks.cached_prefix(hashes)
         num_coming = next((n for n, block in enumerate(hashes) if block not in self._coming), len(hashes))
@@ -90,7 +90,7 @@ class View:
         self.num_tokens += request.num_prompt_tokens
         if self._estimate is not None:
             self._estimate.add(self._prompt_hashes(request))
-        if self._reads_caches:
+        if self._coming is not None:
             self._coming.update(self._prompt_hashes(request))
 
     def submit(self, request: Request, now_ns: int) -> None:
@@ -101,7 +101,7 @@ class View:
         """The request has ended."""
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
-        if self._reads_caches:
+        if self._coming is not None:
             for block in self._prompt_hashes(request):
                 self._coming[block] -= 1
                 if not self._coming[block]:

@@ -15,11 +15,15 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Literal
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, Sequence
 from simulator.arrivals import NEVER
 from simulator.transfers import Link, TransferEngine
+
+Role = Literal["serve", "prefill", "decode"]
+"""What a server does of a request: all of it, its prompt, or the rest."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from engine.documents import DocumentError, read_yaml
 from harness.config.composing.conf_tree import CONF
 from harness.config.explaining import explain
 from harness.config.run import RunConfig
-from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, Role
+from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig
 from harness.config.schema.reader import nearest
 from harness.config.schema.system import DeviceConfig
 from harness.errors import ConfigError
+from simulator.handover import Role
 
 _SAME = (
     "tensor_parallel_size", "pipeline_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens",

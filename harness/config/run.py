@@ -27,7 +27,7 @@ from harness.config.schema.tasks.needs import Task, check_measured, check_profil
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
-from harness.config.schema.tiers import TiersConfig
+from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
 
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
@@ -198,28 +198,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
-        tiers, scheduler = self.tiers, self.scheduler
-        if tiers.disk.gib and self.engine.kind != "sim":
-            raise ValueError(
-                f"tiers.disk.gib={tiers.disk.gib:g}: engine={self.engine.kind} has no disk tier; use engine=sim or "
-                "tiers.disk.gib=0"
-            )
-        if tiers.disk.gib and not tiers.offload:
-            raise ValueError(
-                f"tiers.disk.gib={tiers.disk.gib:g}: only blocks of the prefix cache go to the disk; use "
-                "tiers.offload=true or tiers.disk.gib=0"
-            )
-        if not tiers.offload:
-            return self
-        if not tiers.host.gib:
-            raise ValueError("tiers.offload=true: blocks go to host memory first; set tiers.host.gib")
-        if not scheduler.enable_prefix_caching:
-            raise ValueError("tiers.offload=true: without scheduler.enable_prefix_caching no block has a hash to find")
-        if tiers.overlap and not (scheduler.enable_chunked_prefill and scheduler.max_padding is None):
-            raise ValueError(
-                "tiers.overlap=true: a prompt whose first part comes from a tier is a cut one, which this scheduler "
-                "does not run (enable_chunked_prefill, max_padding); use tiers.overlap=false"
-            )
+        check_offload(self.tiers, self.scheduler, self.engine)
         return self
 
     @model_validator(mode="after")

@@ -70,7 +70,7 @@ class RealEngine:
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
         self.num_blocks = self._executor.num_blocks
-        self.server_blocks = [self.num_blocks]
+        self.pool_blocks = [self.num_blocks]
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)

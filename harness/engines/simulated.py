@@ -41,13 +41,14 @@ class SimulatedEngine:
         first, systems = fleet.pools[0].system, fleet.systems
         recorders = [Recorder(reserves=system.contiguous is not None) for system in systems]
         self.record = Record(recorders)
-        self.server_blocks = [system.pool.num_blocks for system in systems]
+        self.pool_blocks = [pool.system.pool.num_blocks for pool in fleet.pools]
         self.num_blocks = first.pool.num_blocks
         self.block_bytes = first.block_bytes
         self._pools = fleet.pools
         check_pool(sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
         self._costs = [cost or pool.system.cost_model() for pool in fleet.pools]
-        costs = [each for each, pool in zip(self._costs, fleet.pools, strict=True) for _ in range(pool.num_servers)]
+        priced = [*zip(fleet.pools, self._costs, strict=True)]
+        costs = [cost for pool, cost in priced for _ in range(pool.num_servers)]
         self._ports = [] if fleet.apart is None else [make_port(system, fleet.apart.network) for system in systems]
         self._replicas = [
             make_replica(system, costs[number], recorders[number], self._ports[number] if self._ports else None)
@@ -56,7 +57,7 @@ class SimulatedEngine:
         make_request = request_factory(
             trace, first.block_size, cache_outputs=first.cache_outputs, max_model_len=first.max_model_len
         )
-        stages = [stage_costs(system, price) for system, price in zip(systems, costs, strict=True)]
+        stages = [each for pool, cost in priced for each in [stage_costs(pool.system, cost)] * pool.num_servers]
         entries, decoders = self._replicas[: fleet.num_entries], None
         if (apart := fleet.apart) is not None:
             to, ports = self._replicas[fleet.num_entries :], self._ports

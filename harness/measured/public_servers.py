@@ -145,12 +145,9 @@ _SELECT = re.compile(r"\+{0,2}validation\.select\.(model_path|precision)=(.*)")
 _DEFAULT_DEVICE = "h100-80gb"
 
 
-def with_server(arguments: abc.Sequence[str]) -> tuple[list[str], str | None]:
-    """The arguments of run.py with the settings of the server whose rows they select, all but those that are given; and
-    a line that names it. Where they select no known one, or several, they stay as they are."""
-    given = {text.lstrip("+~").partition("=")[0]: text.partition("=")[2] for text in arguments if "=" in text}
-    if not given.get("validation.measured", "").startswith("inferencex:"):
-        return list(arguments), None
+def with_server(arguments: abc.Sequence[str], given: abc.Mapping[str, str]) -> tuple[list[str], str | None]:
+    """The arguments of run.py with the settings of the server whose rows they select, all but those that are `given`
+    in them; and a line that names it. Where they select no known one, or several, they stay as they are."""
     selected = {match[1]: match[2].strip("'\"") for text in arguments if (match := _SELECT.fullmatch(text))}
     found = [
         server

@@ -19,10 +19,10 @@ _LINES = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*v?(\d+\.\d+(?
 
 def with_server(arguments: abc.Sequence[str]) -> tuple[list[str], str | None]:
     """The arguments with what is known of the server, all but what they give; and a line that says what was added."""
-    given = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in arguments}
+    given = {text.partition("=")[0].lstrip("+~"): text.partition("=")[2] for text in arguments if "=" in text}
     kind, _, path = given.get("validation.measured", "").partition(":")
     if kind == "inferencex":
-        return public_servers.with_server(arguments)
+        return public_servers.with_server(arguments, given)
     version = None if _VERSION in given else recorded_version(kind, Path(path.strip("'\"")).expanduser())
     if version is None:
         return list(arguments), None

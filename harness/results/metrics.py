@@ -177,8 +177,8 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
 
 
 def _handed_over(result: RunResult, requests: pd.DataFrame) -> dict[str, Any]:
-    """Of requests whose prompt another server computed: how many, and the times from there to the first token, in ms:
-    until the prompt is computed, from then until the blocks for it are there, and until their content has come."""
+    """Of requests whose prompt another server computed: how many, and mean times in ms: of the prompt, from its end to
+    the first token, and of these how long the KV took to come."""
     apart = requests[(requests["prefill_server"] >= 0).to_numpy()]
     prompt_s = floats(apart, "prefill_end_time") - floats(apart, "first_scheduled_time")
     parked_s = floats(apart, "parked_time")

@@ -46,7 +46,7 @@ class Engine(Protocol):
 
     record: Record
     num_blocks: int  # of the first server
-    server_blocks: list[int]
+    pool_blocks: list[int]  # of a server of each pool
     block_bytes: int
 
     @property
@@ -213,7 +213,6 @@ def collect(
     wall_s: float,
 ) -> RunResult:
     recorded = engine.record.tables(trace, engine.unfinished())
-    server_blocks = engine.server_blocks
     pools = pools_of(config)
     meta = {
         "engine": config.engine.kind,
@@ -227,19 +226,19 @@ def collect(
         "num_servers": config.num_servers,
         "num_gpus": config.num_gpus,
         "router": config.router.rule if config.num_servers > 1 else None,
-        "pools": _described(pools, server_blocks) if len(pools) > 1 else None,
+        "pools": _described(pools, engine.pool_blocks) if len(pools) > 1 else None,
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
-        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, min(server_blocks))),
+        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, min(engine.pool_blocks))),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, min(server_blocks)), *engine.notes()],
-        "vllm_command": fleet_command(pools, server_blocks),
+        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, min(engine.pool_blocks)), *engine.notes()],
+        "vllm_command": fleet_command(pools, engine.pool_blocks),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
@@ -255,10 +254,10 @@ def collect(
     )  # fmt: skip
 
 
-def _described(pools: Sequence[Pool], server_blocks: Sequence[int]) -> list[dict[str, Any]]:
+def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[str, Any]]:
     """For the summary, of each pool what its servers are."""
     found, first = [], 0
-    for role, config in pools:
+    for (role, config), num_blocks in zip(pools, pool_blocks, strict=True):
         found.append(
             {
                 "role": role,
@@ -268,7 +267,7 @@ def _described(pools: Sequence[Pool], server_blocks: Sequence[int]) -> list[dict
                 "pipeline_parallel_size": config.pipeline_parallel_size,
                 "num_gpus": config.num_gpus,
                 "max_num_seqs": config.max_num_seqs,
-                "num_blocks": server_blocks[first],
+                "num_blocks": num_blocks,
             }
         )
         first += config.replicas

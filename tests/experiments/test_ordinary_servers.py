@@ -38,6 +38,6 @@ def test_servers_are_entered_by_their_command_lines_and_scored_by_class(
     assert vllm["class"] == "vLLM, Qwen/Qwen3-8B, none, h100-80gb" and vllm["cost"] == "measured kernels"
     assert other["class"] == "SGLang, Qwen/Qwen3-8B, fp8_block, h100-80gb" and other["cost"] == "measured kernels"
     assert 4 < vllm["simulated"]["tpot"] < 9
-    assert [each["run"] for each in found["refused"]] == ["qwen3-8b/h100.md:3", "qwen3-8b/h100.md:4"]
+    assert [each["run"] for each in found["refused"]] == ["qwen3-8b/h100:3", "qwen3-8b/h100:4"]
     assert found["by_cost"]["vLLM, measured kernels"]["runs"] == 1
     assert "2 refused" in capsys.readouterr().out

@@ -59,7 +59,9 @@ class Router(Protocol):
     """
 
     options_type: ClassVar[type[Any]]
-    reads_prefixes: ClassVar[bool]
+
+    @property
+    def reads_prefixes(self) -> bool: ...
 
     @property
     def reads_caches(self) -> bool: ...
@@ -74,7 +76,7 @@ class BaseRouter:
     """A rule that keeps its `options`; by default it has none, and does not ask for prefixes."""
 
     options_type: ClassVar[type[Any]] = NoOptions
-    reads_prefixes: ClassVar[bool] = False
+    reads_prefixes: bool = False
     reads_caches: bool = False
 
     def __init__(self, options: Any) -> None:

@@ -43,11 +43,10 @@ class WeightedScore(BaseRouter):
     """Of several with the highest score, the one with the fewest requests."""
 
     options_type = WeightedScoreOptions
-    reads_prefixes = True
 
     def __init__(self, options: WeightedScoreOptions) -> None:
         super().__init__(options)
-        self.reads_caches = options.precise
+        self.reads_caches, self.reads_prefixes = options.precise, not options.precise
 
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
         options: WeightedScoreOptions = self.options

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from engine.documents import DocumentError, read_yaml
-from harness.config.command_lines.vllm_flags import SAME_SIZES
 from harness.config.command_lines.vllm_line import KEY as KEY
 from harness.config.command_lines.vllm_line import Line, read_line
+from harness.config.command_lines.vllm_models import KnownModels
 from harness.config.command_lines.vllm_overrides import generation_notes, hf_overrides
 from harness.config.command_lines.vllm_servers import servers
 from harness.config.composing.conf_tree import CONF
 from harness.config.composing.overrides import quoted
-from harness.config.schema.reader import nearest
 from harness.errors import ConfigError
 from simulator.vllm_versions import vllm_version
 
@@ -34,14 +32,12 @@ _QUANTIZATIONS = {
     "fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4", "mxfp4": "mxfp4",
     "modelopt": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": None,
 }  # fmt: skip
-_CHECKPOINTS = {"-FP8": "fp8_block", "-AWQ": "int4", "-GPTQ-Int4": "int4"}  # of Qwen, by the end of the name
 _DTYPES = {"half": "float16", "float": "float32", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32"}
 _KV_DTYPES = {
     "auto": "auto", "bfloat16": "auto", "float16": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"
 }  # fmt: skip
 _FITTING = ("auto", "-1")  # --max-model-len: what fits into memory
 _MOST_DIGITS = 30
-_ALIKE = 0.5  # of the words of two names of models
 _DRAFT_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 
 
@@ -91,91 +87,29 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     given = set(given)
     line = read_line(command)
     made: dict[str, Any] = {}
+    known = KnownModels(folders)
     notes = list(line.notes)
     if line.values.get("--max-model-len", "").lower() in _FITTING:
         notes.append("--max-model-len auto: the model's own limit, whatever fits into memory")
     if "model" not in given:
-        made |= _model(line.model, folders)
+        made |= known.named(line.model)
     made["scheduler"] = "vllm"
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
-    made |= servers(line.values, _number, _has_experts(str(made.get("model", "hf")), folders), notes)
+    made |= servers(line.values, _number, lambda: known.has_experts(str(made.get("model", "hf"))), notes)
     made |= {key: value for key, value in _server(line).items() if key.partition(".")[0] not in given}
     if (replaced := line.values.get("--hf-overrides")) and "model" in made:
-        made |= hf_overrides(replaced, made["model"], _positions(made["model"], folders))
+        made |= hf_overrides(replaced, made["model"], known.positions(made["model"]))
     elif replaced:
         notes.append("--hf-overrides: left out, as model is given beside")
     if chosen := line.values.get("--override-generation-config"):
         notes += generation_notes(chosen)
     if config := line.values.get("--speculative-config"):
-        made |= _speculation(config, folders, notes)
+        made |= _speculation(config, known, notes)
     groups = given & {"model", "speculation"}
     kept = {key: v for key, v in made.items() if key not in given and key.partition(".")[0] not in groups}
     return Translation([f"{key}={quoted(value)}" for key, value in kept.items()], notes)
-
-
-def _model(name: str | None, folders: Sequence[Path]) -> dict[str, Any]:
-    if name is None:
-        raise ConfigError(f"{KEY}: the command names no model; write vllm serve <model>, or give model=... beside it")
-    path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
-        return {"model": "hf", "model.config": name}
-    models = _models(folders)
-    if name in models or name in SAME_SIZES:
-        return {"model": models[SAME_SIZES.get(name, name)]}
-    for ending, quantization in _CHECKPOINTS.items():
-        base = name.removesuffix(ending)
-        if name.startswith("Qwen/") and base != name and (same := SAME_SIZES.get(base, base)) in models:
-            return {"model": models[same], "quantization": quantization}
-    raise ConfigError(
-        f"{KEY}: model {name!r} is none of conf/model{_nearest(name, [*models, *SAME_SIZES])}; give the folder of its "
-        "config.json in its place, or model=... beside it"
-    )
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """A hint at the known model that shares most words of its name, or its letters where none shares half."""
-
-    def words(text: str) -> set[str]:
-        return set(re.split(r"[^a-z0-9.]+", text.lower()))
-
-    def shared(other: str) -> float:
-        return len(words(name) & words(other)) / len(words(name) | words(other))
-
-    most = max(map(shared, known), default=0.0)
-    return nearest(name, [each for each in known if shared(each) == most] if most >= _ALIKE else known)
-
-
-def _models(folders: Sequence[Path]) -> dict[str, str]:
-    """The options of the group `model` by the name of the model on Hugging Face."""
-    options = _options(folders)
-    return {data["name"]: stem for stem, data in options.items() if isinstance(data.get("name"), str)}
-
-
-def _positions(option: str, folders: Sequence[Path]) -> int | None:
-    """The `max_position_embeddings` that an option of the group `model` states."""
-    positions = _options(folders).get(option, {}).get("max_position_embeddings")
-    return positions if isinstance(positions, int) else None
-
-
-def _has_experts(option: str, folders: Sequence[Path]) -> bool | None:
-    """Whether an option of the group `model` has experts; None where it does not say it."""
-    values = _options(folders).get(option)
-    return None if values is None or option == "hf" else bool(values.get("num_experts"))
-
-
-def _options(folders: Sequence[Path]) -> dict[str, dict[Any, Any]]:
-    """The files of the group `model` by the names of the options."""
-    found = {}
-    for path in (path for folder in folders for path in sorted((folder / "model").glob("*.yaml"))):
-        try:
-            data = read_yaml(path)
-        except DocumentError as error:
-            raise ConfigError(f"{path}: {error}") from None
-        if isinstance(data, dict):
-            found[path.stem] = data
-    return found
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, Any]:
@@ -273,7 +207,7 @@ def _server(line: Line) -> dict[str, Any]:
     return made
 
 
-def _speculation(text: str, folders: Sequence[Path], notes: list[str]) -> dict[str, Any]:
+def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, Any]:
     """The group `speculation` for the JSON of `--speculative-config`; what is assumed goes to `notes`."""
     try:
         config = json.loads(text)
@@ -283,8 +217,8 @@ def _speculation(text: str, folders: Sequence[Path], notes: list[str]) -> dict[s
         raise ConfigError(f"{KEY}: --speculative-config: needs num_speculative_tokens, a whole number")
     model = config.get("model")
     method = str(config.get("method") or ("ngram" if model in ("ngram", "[ngram]") else "draft_model")).strip("[]")
-    known = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
-    if more := sorted(set(config) - known):
+    keys = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
+    if more := sorted(set(config) - keys):
         notes.append(f"--speculative-config: {', '.join(more)}: not simulated")
     # vLLM plans ahead with draft heads, the simulation with no drafts.
     made = {"scheduler.async_scheduling": False, "speculation": "draft_model"}
@@ -298,7 +232,7 @@ def _speculation(text: str, folders: Sequence[Path], notes: list[str]) -> dict[s
             "speculation.prompt_lookup_max": high or low or 5,
         }
     if method == "draft_model" and isinstance(model, str):
-        return made | {"model@speculation.drafter": _model(model, folders)["model"]}
+        return made | {"model@speculation.drafter": known.named(model)["model"]}
     if method not in _DRAFT_HEADS:
         raise ConfigError(f"{KEY}: --speculative-config: method {method!r} is not simulated")
     notes.append(f"--speculative-config: the heads of {method} take no time unless speculation.draft_token_s says so")

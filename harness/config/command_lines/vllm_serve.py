@@ -71,15 +71,15 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     return f"{line}  # {'; '.join(comments)}" if comments else line
 
 
-def fleet_command(pools: Sequence[Pool], server_blocks: Sequence[int | None]) -> str:
-    """The `vllm serve` lines of the pools of a fleet, one for each, with the sizes of the servers' KV pools."""
-    lines, first = [], 0
-    for role, config in pools:
-        lines.append(serve_command(config, server_blocks[first], hands_over=role != "serve"))
+def fleet_command(pools: Sequence[Pool], pool_blocks: Sequence[int | None]) -> str:
+    """The `vllm serve` lines of the pools of a fleet, one for each, with the sizes of their servers' KV pools."""
+    lines = []
+    for (role, config), num_blocks in zip(pools, pool_blocks, strict=True):
+        line = serve_command(config, num_blocks, hands_over=role != "serve")
         if len(pools) > 1:
             of = "" if role == "serve" else f", for {role}"
-            lines[-1] += f"{';' if '  # ' in lines[-1] else '  #'} {config.device.name}{of}"
-        first += config.replicas if server_blocks[first] is not None else 0
+            line += f"{';' if '  # ' in line else '  #'} {config.device.name}{of}"
+        lines.append(line)
     return "\n".join(lines)
 
 

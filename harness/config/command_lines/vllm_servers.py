@@ -13,13 +13,16 @@ _RANKS, _STAGES, _TRANSFER = "--data-parallel-size", "--pipeline-parallel-size",
 
 
 def servers(
-    values: Mapping[str, str], number: Callable[[str, str], float], has_experts: bool | None, notes: list[str]
+    values: Mapping[str, str],
+    number: Callable[[str, str], float],
+    has_experts: Callable[[], bool | None],
+    notes: list[str],
 ) -> dict[str, Any]:
     """Keys of ours for these flags; what a reader must know is added to `notes`.
 
     Args:
         number: reads the value of a flag, given the name of its key.
-        has_experts: whether the model has experts, None where that is not known.
+        has_experts: tells whether the model has experts, None where that is not known; asked only if it matters.
 
     Raises:
         ConfigError: a flag changes what is served in a way that is not simulated.
@@ -29,7 +32,7 @@ def servers(
         made |= {"pipeline_parallel_size": stages, "scheduler.async_scheduling": False}
         notes.append(f"{_STAGES}: the steps of a lane are not planned ahead, with scheduler.async_scheduling=false")
     if (ranks := int(number("data_parallel_size", values.get(_RANKS, "1")))) > 1:
-        if has_experts is not False:
+        if has_experts() is not False:
             raise ConfigError(
                 f"{KEY}: {_RANKS} {ranks}: ranks that share experts step together, which is not simulated; leave it "
                 "out to go on"

@@ -10,8 +10,7 @@ from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Fraction, Text, within
 from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig, WeightFormat
 from harness.config.schema.tiers import TiersConfig
-
-Role = Literal["serve", "prefill", "decode"]
+from simulator.handover import Role
 
 
 class RuleConfig(ConfigModel):

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from engine.core.kv.tier import TierEviction
 from harness.config.schema.base import ConfigModel, within
+from harness.config.schema.system import EngineConfig, SchedulerConfig
 
 
 class HostTierConfig(ConfigModel):
@@ -54,3 +55,28 @@ class TiersConfig(OffloadConfig):
 
     host: HostTierConfig = HostTierConfig()
     disk: DiskTierConfig = DiskTierConfig()
+
+
+def check_offload(tiers: TiersConfig, scheduler: SchedulerConfig, engine: EngineConfig) -> None:
+    """Raise ValueError where the prefix cache cannot go to these tiers."""
+    if tiers.disk.gib and engine.kind != "sim":
+        raise ValueError(
+            f"tiers.disk.gib={tiers.disk.gib:g}: engine={engine.kind} has no disk tier; use engine=sim or "
+            "tiers.disk.gib=0"
+        )
+    if tiers.disk.gib and not tiers.offload:
+        raise ValueError(
+            f"tiers.disk.gib={tiers.disk.gib:g}: only blocks of the prefix cache go to the disk; use "
+            "tiers.offload=true or tiers.disk.gib=0"
+        )
+    if not tiers.offload:
+        return
+    if not tiers.host.gib:
+        raise ValueError("tiers.offload=true: blocks go to host memory first; set tiers.host.gib")
+    if not scheduler.enable_prefix_caching:
+        raise ValueError("tiers.offload=true: without scheduler.enable_prefix_caching no block has a hash to find")
+    if tiers.overlap and not (scheduler.enable_chunked_prefill and scheduler.max_padding is None):
+        raise ValueError(
+            "tiers.overlap=true: a prompt whose first part comes from a tier is a cut one, which this scheduler "
+            "does not run (enable_chunked_prefill, max_padding); use tiers.overlap=false"
+        )

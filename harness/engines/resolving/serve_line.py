@@ -12,9 +12,6 @@ def serve_line(config: RunConfig) -> str:
     Raises:
         ConfigError: the model does not fit on the device.
     """
+    is_simulated = config.engine.kind == "sim"
     pools = pools_of(config)
-    if config.engine.kind != "sim":
-        return fleet_command(pools, [None])
-    return fleet_command(
-        pools, [pool_of(each.config).num_blocks for each in pools for _ in range(each.config.replicas)]
-    )
+    return fleet_command(pools, [pool_of(own).num_blocks if is_simulated else None for _, own in pools])

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from harness import run
-from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines import vllm_serve
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
 from harness.config.command_lines.vllm_import import expand, translate
@@ -19,10 +18,8 @@ from harness.config.command_lines.vllm_serve import overrides, serve_command
 from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
-from tests.harness.builders import CONF, composed, config
-from tests.harness.config.builders import write
+from tests.harness.builders import CONF, config
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVER_KEYS = (
     "model", "scheduler", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization",
@@ -93,53 +90,6 @@ def test_the_pool_is_as_large_as_the_flag_says() -> None:
     assert "--kv-cache-memory-bytes 4294967296" in serve_command(settings)
     assert "num_blocks=9" in overrides(f"{SERVE} --kv-cache-memory-bytes 4G --num-gpu-blocks-override 9")
     assert not any("kv_cache_memory" in each for each in overrides(f"{SERVE} --num-gpu-blocks-override 9"))
-
-
-def hf(values: object) -> str:
-    return f"--hf-overrides '{json.dumps(values)}'"
-
-
-@pytest.mark.parametrize(
-    ("values", "longest"),
-    [
-        ({"max_position_embeddings": 8192}, 8192),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131_072),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2}}, 81_920),
-        ({"rope_theta": 5e6}, 40_960),
-    ],
-)
-def test_overrides_of_a_model_of_ours(values: object, longest: int) -> None:
-    assert of(f"{SERVE} {hf(values)}").model.max_position_embeddings == longest
-
-
-def test_overrides_of_sizes_and_in_parts() -> None:
-    model = of(
-        f"{SERVE} --hf-overrides.num_hidden_layers 4 --hf-overrides.rope_scaling.factor=2 "
-        "--hf-overrides.rope_scaling.rope_type linear"
-    ).model
-    assert (model.num_layers, model.max_position_embeddings) == (4, 81_920)
-    arguments, notes = expand([f"import_vllm={SERVE} {hf({'num_hidden_layers': 4})}", "model=tiny"])
-    assert not any("num_layers" in each for each in arguments)
-    assert "--hf-overrides: left out, as model is given beside" in notes
-
-
-def test_overrides_replace_keys_of_the_config_of_a_folder(tmp_path: Path) -> None:
-    folder = write(tmp_path, json.loads((CHECKPOINTS / "gemma-3-4b.json").read_text()))
-    values = {"text_config": {"num_hidden_layers": 12, "sliding_window": 256}, "torch_dtype": "float16"}
-    model = of(f"vllm serve {folder} {hf(values)}").model
-    assert (model.num_layers, model.sliding_window, model.num_sliding_layers, model.dtype) == (12, 256, 10, "float16")
-    assert (model.hidden_size, model.intermediate_size) == (2560, 10240), "the other keys of the text half stay"
-    folder = write(tmp_path, json.loads((CHECKPOINTS / "olmo-3-7b.json").read_text()))
-    assert of(f"vllm serve {folder}").model.max_position_embeddings == 65_536
-    model = of(f"vllm serve {folder} {hf({'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}})}").model
-    assert model.max_position_embeddings == 131_072, "no key of the file's own scaling is left"
-
-
-def test_the_longest_answer_of_a_generation_config_is_noted() -> None:
-    plain, notes = translate(f"{SERVE} --override-generation-config '{json.dumps({'temperature': 0.5})}'")
-    assert plain == overrides(SERVE) and notes == ["--override-generation-config: left out"]
-    (note,) = translate(f"{SERVE} --override-generation-config.max_new_tokens 64").notes
-    assert note.startswith("--override-generation-config: max_new_tokens=64 cuts answers in vLLM")
 
 
 def test_speculation() -> None:
@@ -305,69 +255,3 @@ def test_the_line_has_a_length_that_the_pool_holds() -> None:
     roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
     assert "--max-model-len" not in roomy.summary["vllm_command"]
     assert not any("refuses to start" in note for note in roomy.summary["notes"])
-
-
-def test_the_file_of_config_is_read_and_the_command_line_counts_more(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(
-        "kv-cache-dtype: fp8\nno-enable-prefix-caching: true\nmax-num-batched-tokens: 8192\nmax_model_len: 10240\n"
-        "enforce-eager: false\nspeculative-config: {method: ngram, num_speculative_tokens: 2, prompt_lookup_max: 3}\n"
-    )
-    for given in (f"--config {file}", f"--config={file}"):
-        found = translate(f"{SERVE} {given} --max-model-len=9000 --max-num-seqs 64")
-        made = config(*found.overrides)
-        assert (made.engine.kv_cache_dtype, made.max_num_batched_tokens, made.max_model_len) == ("fp8", 8192, 9000)
-        assert not made.scheduler.enable_prefix_caching and made.speculation.kind == "ngram"
-        assert any("enforce-eager: has no effect there" in note for note in found.notes)
-    assert config(*translate(f"{SERVE} --config {file}").overrides).max_model_len == 10240
-    file.write_text("model: Qwen/Qwen3-0.6B\nport: 8000\n")
-    assert "model=qwen3-0.6b" in translate(f"vllm serve --config {file} --max-num-seqs 3").overrides
-    assert "model=qwen3-8b" in translate(f"{SERVE} --config {file}").overrides
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[1]", "must hold flags"),
-        ("a: [", "not YAML"),
-        ("max-modell-len: 3", "--max-modell-len: no flag of vLLM"),
-        (None, "cannot"),
-    ],
-)
-def test_a_file_of_config_that_cannot_be_used_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
-    file = tmp_path / "c.yaml"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(ConfigError, match=message) as error:
-        translate(f"{SERVE} --config {file}")
-    assert "\n" not in str(error.value)
-
-
-def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> None:
-    run_it = "docker run --gpus all -e VLLM_MXFP4_USE_MARLIN=1 --env A=1 vllm/vllm-openai:v0.15.1-cu130 --model {}"
-    translation = translate(f"{run_it.format('openai/gpt-oss-120b')} --max-cudagraph-capture-size 2048 -tp 2")
-    found = parse(composed(*translation.overrides, "device=h200"))
-    assert isinstance(found.engine, SimEngine) and isinstance(found.cost, ProfiledCost)
-    assert found.engine.vllm_version == "0.15.1" and found.engine.max_graph_tokens == 2048
-    assert found.cost.profile == "auto+separate_norms+cutlass_fp4+marlin" and found.tensor_parallel_size == 2
-    assert [note for note in translation.notes if note.startswith("A=1")]
-    assert not [note for note in translation.notes if "MARLIN" in note]
-    static = parse(composed(*overrides("vllm serve meta-llama/Llama-3.1-70B --quantization modelopt -tp 2")))
-    assert isinstance(static.cost, ProfiledCost) and static.cost.profile == "auto+static_scales"
-    priced_otherwise = expand([f"import_vllm={run_it.format('openai/gpt-oss-20b')}", "cost=roofline"])
-    assert not any(line.startswith("cost.") for line in priced_otherwise.overrides)
-    old = config(*overrides("docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B"))
-    assert not old.scheduler.async_scheduling and config(*overrides(SERVE)).scheduler.async_scheduling
-    told = config(*overrides("docker run vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --async-scheduling"))
-    assert told.scheduler.async_scheduling
-
-
-def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:
-    for prefix in ("VLLM_ATTENTION_BACKEND=FLASHINFER A='x y' ", "env VLLM_ATTENTION_BACKEND=FLASHINFER "):
-        notes = translate(prefix + SERVE).notes
-        assert any(note.startswith("VLLM_ATTENTION_BACKEND=FLASHINFER") and "not simulated" in note for note in notes)
-    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for vLLM's engine V0"):
-        translate(f"VLLM_USE_V1=0 {SERVE}")
-    with pytest.raises(ConfigError, match="--nnodes 2: not simulated"):
-        translate(f"{SERVE} --nnodes 2 -tp 16")
-    assert translate(f"{SERVE} --nnodes 1").overrides == translate(SERVE).overrides

@@ -1,0 +1,87 @@
+"""Which option of the group `model` a command line of vLLM means by the name of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from engine.documents import DocumentError, read_yaml
+from harness.config.command_lines.vllm_flags import SAME_SIZES
+from harness.config.command_lines.vllm_line import KEY
+from harness.config.schema.reader import nearest
+from harness.errors import ConfigError
+
+_CHECKPOINTS = {"-FP8": "fp8_block", "-AWQ": "int4", "-GPTQ-Int4": "int4"}  # of Qwen, by the end of the name
+_ALIKE = 0.5  # of the words of two names of models
+
+
+class KnownModels:
+    """The options of the group `model` in configuration trees; their files are read once, when one is asked for."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    def named(self, name: str | None) -> dict[str, Any]:
+        """Keys of ours for the model of a command line, its name on Hugging Face or its folder.
+
+        Raises:
+            ConfigError: no option has this name.
+        """
+        if name is None:
+            raise ConfigError(
+                f"{KEY}: the command names no model; write vllm serve <model>, or give model=... beside it"
+            )
+        path = Path(name).expanduser()
+        if path.is_dir() or path.is_file():
+            return {"model": "hf", "model.config": name}
+        options = self._options.items()
+        models = {data["name"]: stem for stem, data in options if isinstance(data.get("name"), str)}
+        if name in models or name in SAME_SIZES:
+            return {"model": models[SAME_SIZES.get(name, name)]}
+        for ending, quantization in _CHECKPOINTS.items():
+            base = name.removesuffix(ending)
+            if name.startswith("Qwen/") and base != name and (same := SAME_SIZES.get(base, base)) in models:
+                return {"model": models[same], "quantization": quantization}
+        raise ConfigError(
+            f"{KEY}: model {name!r} is none of conf/model{_nearest(name, [*models, *SAME_SIZES])}; give the folder of "
+            "its config.json in its place, or model=... beside it"
+        )
+
+    def positions(self, option: str) -> int | None:
+        """The `max_position_embeddings` that an option states."""
+        positions = self._options.get(option, {}).get("max_position_embeddings")
+        return positions if isinstance(positions, int) else None
+
+    def has_experts(self, option: str) -> bool | None:
+        """Whether an option has experts; None where it does not say it."""
+        values = self._options.get(option)
+        return None if values is None or option == "hf" else bool(values.get("num_experts"))
+
+    @cached_property
+    def _options(self) -> dict[str, dict[Any, Any]]:
+        """The files of the group by the names of the options."""
+        found = {}
+        for path in (path for folder in self._folders for path in sorted((folder / "model").glob("*.yaml"))):
+            try:
+                data = read_yaml(path)
+            except DocumentError as error:
+                raise ConfigError(f"{path}: {error}") from None
+            if isinstance(data, dict):
+                found[path.stem] = data
+        return found
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """A hint at the known model that shares most words of its name, or its letters where none shares half."""
+
+    def words(text: str) -> set[str]:
+        return set(re.split(r"[^a-z0-9.]+", text.lower()))
+
+    def shared(other: str) -> float:
+        return len(words(name) & words(other)) / len(words(name) | words(other))
+
+    most = max(map(shared, known), default=0.0)
+    return nearest(name, [each for each in known if shared(each) == most] if most >= _ALIKE else known)

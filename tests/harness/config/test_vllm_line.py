@@ -1,0 +1,81 @@
+"""What stands around the flags of a command line of vLLM: a file of flags, docker's image, environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.config import ProfiledCost, SimEngine, parse
+from harness.config.command_lines.vllm_import import expand, translate
+from harness.config.command_lines.vllm_serve import overrides
+from harness.errors import ConfigError
+from tests.harness.builders import composed, config
+
+SERVE = "vllm serve Qwen/Qwen3-8B"
+
+
+def test_the_file_of_config_is_read_and_the_command_line_counts_more(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "kv-cache-dtype: fp8\nno-enable-prefix-caching: true\nmax-num-batched-tokens: 8192\nmax_model_len: 10240\n"
+        "enforce-eager: false\nspeculative-config: {method: ngram, num_speculative_tokens: 2, prompt_lookup_max: 3}\n"
+    )
+    for given in (f"--config {file}", f"--config={file}"):
+        found = translate(f"{SERVE} {given} --max-model-len=9000 --max-num-seqs 64")
+        made = config(*found.overrides)
+        assert (made.engine.kv_cache_dtype, made.max_num_batched_tokens, made.max_model_len) == ("fp8", 8192, 9000)
+        assert not made.scheduler.enable_prefix_caching and made.speculation.kind == "ngram"
+        assert any("enforce-eager: has no effect there" in note for note in found.notes)
+    assert config(*translate(f"{SERVE} --config {file}").overrides).max_model_len == 10240
+    file.write_text("model: Qwen/Qwen3-0.6B\nport: 8000\n")
+    assert "model=qwen3-0.6b" in translate(f"vllm serve --config {file} --max-num-seqs 3").overrides
+    assert "model=qwen3-8b" in translate(f"{SERVE} --config {file}").overrides
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "must hold flags"),
+        ("a: [", "not YAML"),
+        ("max-modell-len: 3", "--max-modell-len: no flag of vLLM"),
+        (None, "cannot"),
+    ],
+)
+def test_a_file_of_config_that_cannot_be_used_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=message) as error:
+        translate(f"{SERVE} --config {file}")
+    assert "\n" not in str(error.value)
+
+
+def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> None:
+    run_it = "docker run --gpus all -e VLLM_MXFP4_USE_MARLIN=1 --env A=1 vllm/vllm-openai:v0.15.1-cu130 --model {}"
+    translation = translate(f"{run_it.format('openai/gpt-oss-120b')} --max-cudagraph-capture-size 2048 -tp 2")
+    found = parse(composed(*translation.overrides, "device=h200"))
+    assert isinstance(found.engine, SimEngine) and isinstance(found.cost, ProfiledCost)
+    assert found.engine.vllm_version == "0.15.1" and found.engine.max_graph_tokens == 2048
+    assert found.cost.profile == "auto+separate_norms+cutlass_fp4+marlin" and found.tensor_parallel_size == 2
+    assert [note for note in translation.notes if note.startswith("A=1")]
+    assert not [note for note in translation.notes if "MARLIN" in note]
+    static = parse(composed(*overrides("vllm serve meta-llama/Llama-3.1-70B --quantization modelopt -tp 2")))
+    assert isinstance(static.cost, ProfiledCost) and static.cost.profile == "auto+static_scales"
+    priced_otherwise = expand([f"import_vllm={run_it.format('openai/gpt-oss-20b')}", "cost=roofline"])
+    assert not any(line.startswith("cost.") for line in priced_otherwise.overrides)
+    old = config(*overrides("docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B"))
+    assert not old.scheduler.async_scheduling and config(*overrides(SERVE)).scheduler.async_scheduling
+    told = config(*overrides("docker run vllm-openai:v0.11.0 --model Qwen/Qwen3-8B --async-scheduling"))
+    assert told.scheduler.async_scheduling
+
+
+def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:
+    for prefix in ("VLLM_ATTENTION_BACKEND=FLASHINFER A='x y' ", "env VLLM_ATTENTION_BACKEND=FLASHINFER "):
+        notes = translate(prefix + SERVE).notes
+        assert any(note.startswith("VLLM_ATTENTION_BACKEND=FLASHINFER") and "not simulated" in note for note in notes)
+    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for vLLM's engine V0"):
+        translate(f"VLLM_USE_V1=0 {SERVE}")
+    with pytest.raises(ConfigError, match="--nnodes 2: not simulated"):
+        translate(f"{SERVE} --nnodes 2 -tp 16")
+    assert translate(f"{SERVE} --nnodes 1").overrides == translate(SERVE).overrides
