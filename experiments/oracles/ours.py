@@ -33,6 +33,7 @@ def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
         allocation="chunk",
         admission="full_prompt" if options.scheduler_reserve_full_isl else "first_chunk",
         eviction="lru" if version == "0.19" else "unhashed_first",
+        options={name: version == "0.19" for name in ("cuts_alone", "ends_with_giving_way")},
         victim="least_urgent" if has_priorities else "last",
         full_hit="recompute_block",
         queue="priority" if has_priorities else "fcfs",

@@ -44,8 +44,9 @@ class VllmEngine:
     def add(self, request: Request) -> None:
         name = str(request.request_id)
         params = SimpleNamespace(
-            max_tokens=len(request.outputs), min_tokens=0, eos_token_id=None, stop_token_ids=[STOP_TOKEN], num_logprobs=None,
-            repetition_detection=None, extra_args=None, logprobs=None, skip_reading_prefix_cache=None,
+            max_tokens=len(request.outputs), min_tokens=0, eos_token_id=None, stop_token_ids=[STOP_TOKEN],
+            num_logprobs=None, repetition_detection=None, extra_args=None, logprobs=None,
+            skip_reading_prefix_cache=None,
         )  # fmt: skip
         self._scheduler.add_request(
             self._vllm.Request(

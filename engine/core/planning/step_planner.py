@@ -36,11 +36,17 @@ class StepPlanner(GivingWay):
         admit: AdmissionRule,
     ) -> None:
         super().__init__(blocks, waiting, running, preemption)
-        self.limits = limits
+        self.limits = self._limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.chunk_tokens = limits.chunk_tokens
         self.admission = Admission(admit, blocks, waiting, running, limits)
         self._parking = Parking(blocks, running, limits)
+
+    def bound_chunks(self, *, is_alone: bool) -> None:
+        """Let chunks have a bound of their own only where a request is not alone."""
+        self.limits = self._limits.without_chunk_bound() if is_alone else self._limits
+        self.chunk_tokens = self.limits.chunk_tokens
+        self.admission.bind(self.limits)
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
