@@ -142,7 +142,11 @@ def _drafts(number: int) -> SimpleNamespace | None:
     """Drafts by prompt lookup, which need no KV of their own."""
     if not number:
         return None
-    return SimpleNamespace(num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False)
+    return SimpleNamespace(
+        num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False,
+        num_speculative_tokens_per_batch_size=None, use_eagle_block_drop=lambda: False,
+        needs_eagle_block_drop=lambda: False, max_num_new_slots_for_drafting=0,
+    )  # fmt: skip
 
 
 def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
