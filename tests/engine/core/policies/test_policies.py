@@ -164,3 +164,25 @@ def test_padding_gives_way_before_anybody_else() -> None:
 def test_speculation_has_no_batch_of_fixed_shape() -> None:
     with pytest.raises(ValueError, match="options.padded=true: rows of padding draft no tokens"):
         make("static", make_decodes=lambda block_size, longest: UnforeseenDecodes(block_size, longest, 2))
+
+
+@pytest.mark.parametrize(("cuts_alone", "sizes"), [(True, [4, 4]), (False, [16, 4])])
+def test_a_prompt_that_is_alone_is_cut_to_the_threshold_or_not(cuts_alone: bool, sizes: list[int]) -> None:
+    own = {"cuts_alone": cuts_alone}
+    scheduler = make("admission_order", long_prefill_token_threshold=4, max_num_batched_tokens=16, options=own)
+    scheduler.add(Request(0, 40, 1))
+    alone = step(scheduler)
+    scheduler.add(Request(1, 4, 1))
+    assert [plan.prefills[0].num_tokens for plan in (alone, step(scheduler, 1))] == sizes
+
+
+@pytest.mark.parametrize(("ends", "decodes"), [(True, [0]), (False, [0, 2])])
+def test_who_gives_way_itself_ends_the_step_or_not(ends: bool, decodes: list[int]) -> None:
+    own = {"ends_with_giving_way": ends}
+    scheduler = make("admission_order", num_blocks=5, victim="least_urgent", queue="fcfs", options=own)
+    for i, num_prompt_tokens in enumerate([5, 3, 5]):
+        scheduler.add(Request(i, num_prompt_tokens, 9, priority=i % 2))
+    step(scheduler)
+    step(scheduler, 1)
+    plan = scheduler.schedule(2)  # the second request needs a block, and nobody is less urgent
+    assert plan is not None and ids(plan.preempted) == [1] and ids([*plan.decodes]) == decodes
