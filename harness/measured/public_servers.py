@@ -78,6 +78,8 @@ class PublicServer(NamedTuple):
             "engine.kv_cache_dtype": self.kv_cache_dtype,
             "engine.vllm_version": self.vllm_version,
             "scheduler": "vllm",
+            "frontend": "vllm",
+            "frontend.endpoint": "completions",
             **({} if self.is_async is None else {"scheduler.async_scheduling": str(self.is_async).lower()}),
             **({"cost.profile": f"auto+{self.kernels}"} if self.kernels else {}),
             **_given("engine.max_graph_tokens", self.max_graph_tokens),
