@@ -25,7 +25,9 @@ _BLOCK = 16  # tokens, vLLM's default
 
 def read_lines() -> pd.DataFrame:
     """lines.csv; see its header. `tokens` is NaN where only GiB were published."""
-    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str, "eager": str}).fillna({"fitted": "", "eager": ""})
+    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str, "eager": str}).fillna(
+        {"fitted": "", "eager": ""}
+    )
 
 
 def with_predictions(lines: pd.DataFrame) -> pd.DataFrame:
