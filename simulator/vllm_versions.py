@@ -1,8 +1,8 @@
 """What the version of vLLM decides of a simulation: one row for each version from which on something is different.
 
     asynchronous scheduling   by default since 0.14 (pull request 23569)
-    memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the CUDA
-                              graphs is set apart since 0.20 (pull request 30515, by default since logs of 0.20.0)
+    memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the
+                              CUDA graphs is set apart since 0.20 (pull request 30515; logs of 0.20.0 say so)
     share of the memory       --gpu-memory-utilization is 0.92 by default since 0.20, to make up for it
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 

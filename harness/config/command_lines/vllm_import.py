@@ -92,9 +92,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     if line.values.get("--max-model-len", "").lower() in _FITTING:
         notes.append("--max-model-len auto: the model's own limit, whatever fits into memory")
     if line.values.get("--enforce-eager") == "true":
-        notes.append(
-            "--enforce-eager: no memory is set apart for CUDA graphs; what the host's launches take is not known"
-        )
+        notes.append("--enforce-eager: no memory for CUDA graphs; what the host's launches take is not simulated")
     if "model" not in given:
         made |= known.named(line.model)
     made |= {"scheduler": "vllm", "frontend": "vllm"}

@@ -97,12 +97,12 @@ def lines_that_serve(count: int, *, composed_every: int) -> int:
 def models_that_are_read(folder: Path, count: int) -> int:
     """Of `count` files, how many models are read."""
     num_read, path = 0, folder / "config.json"
+    overrides = ("model=hf", f"model.config={folder}", "device=h200", "tensor_parallel_size=8")
     for number in range(count):
         valid = json.dumps(json.loads(CHECKPOINTS[number % len(CHECKPOINTS)].read_text())).encode()
         data = next(iter(mutants(valid, "json", 1, seed=number)))
         path.write_bytes(data)
         case = f"{CHECKPOINTS[number % len(CHECKPOINTS)].name}, seed {number}: {data[:300]!r}"
-        overrides = ("model=hf", f"model.config={folder}", "device=h200", "tensor_parallel_size=8")
         num_read += ends_well(case, lambda: pool_of(config(*overrides)))
     return num_read
 
