@@ -23,6 +23,7 @@ _SWITCHES = (
     "--enable-prefix-caching",
     "--scheduler-reserve-full-isl",
     "--async-scheduling",
+    "--enforce-eager",
 )
 _NUMBERS_AND_NAMES = (
     "--model",
