@@ -18,7 +18,7 @@ from harness.config import ModelConfig  # noqa: E402
 from harness.config.huggingface_keys import ignored_notes  # noqa: E402
 from harness.engines.resolving.shapes import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
-from simulator.models.hardware import ModelShape  # noqa: E402
+from simulator.models.model import Model  # noqa: E402
 from tests.harness.config.builders import read, write  # noqa: E402
 
 FOLDER = Path(__file__).parent / "checkpoints"
@@ -37,7 +37,7 @@ def num_parameters(data: dict[str, Any]) -> int:
     return sum(size for name, size in sizes.items() if not any(part in name for part in _TOWER))
 
 
-def shape(path: Path) -> ModelShape:
+def shape(path: Path) -> Model:
     return model_shape(ModelConfig(**read(path)), "none", "auto")
 
 
@@ -71,7 +71,8 @@ def test_as_many_layers_have_a_window_as_in_transformers(path: Path) -> None:
     data = json.loads(path.read_text())
     config = CONFIG_MAPPING[data["model_type"]].from_dict(data)
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
-    assert shape(path).num_sliding_layers == (32 if path.stem == "phi-3-mini-4k" else kinds.count("sliding_attention"))
+    expected = 32 if path.stem == "phi-3-mini-4k" else kinds.count("sliding_attention")
+    assert shape(path).sizes["num_sliding_layers"] == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Attention of groups of query heads to a key and a value head each, over all tokens or the last few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simulator.models.block import Block, Scan, SmallKernels, Weights
+
+if TYPE_CHECKING:
+    from simulator.models.model import Model
+
+_SCALE_BYTES = 2  # of int8 and int4 in the KV cache
+
+
+@dataclass(frozen=True)
+class GroupedQuery(Block):
+    """Attributes:
+    window: tokens that are attended to; 0 for all.
+    qk_norm: whether heads of query and key are normed.
+    num_extras: parameters beside matrices, the norm of the hidden state, and norms of a query and a key head.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int = 0
+    qk_norm: bool = False
+    num_extras: int = 0
+
+    def kv_heads_per_rank(self, ranks: int) -> int:
+        """KV heads are split over the ranks, and replicated where there are more ranks than heads."""
+        return max(1, self.num_kv_heads // ranks)
+
+    def kv_row_bytes(self, model: Model) -> int:
+        """Bytes of the key (or value) of one token in one KV head.
+
+        A row of int8 or int4 ends in the float16 scale of its elements. Two elements of int4 take a byte. The scales of
+        fp8 are one per head for all tokens, and are not counted.
+        """
+        bits = {"auto": 8 * model.dtype_bytes, "fp8": 8, "int8": 8, "int4": 4}[model.kv_dtype]
+        return -(-self.head_dim * bits // 8) + (_SCALE_BYTES if model.kv_dtype in ("int8", "int4") else 0)
+
+    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+        heads = self.num_heads // ranks
+        qkv_heads = heads + 2 * self.kv_heads_per_rank(ranks)
+        return (
+            Weights("qkv_proj", "attention", qkv_heads * self.head_dim, model.hidden_size),
+            Weights("o_proj", "attention", model.hidden_size, heads * self.head_dim),
+        )
+
+    def num_vectors(self, model: Model) -> int:
+        return model.hidden_size + (2 * self.head_dim if self.qk_norm else 0) + self.num_extras
+
+    def scans(self, model: Model, ranks: int) -> tuple[Scan, ...]:
+        kv_bytes = 2 * self.kv_heads_per_rank(ranks) * self.kv_row_bytes(model)
+        return (Scan(kv_bytes, 4 * (self.num_heads // ranks) * self.head_dim, self.window),)
+
+    def width(self, ranks: int) -> int:
+        """Query, key, value and output."""
+        return (2 * self.num_heads // ranks + 2 * self.kv_heads_per_rank(ranks)) * self.head_dim
+
+    def num_elements(self, model: Model, ranks: int) -> float:
+        """Rotary embedding of query and key, and the KV store."""
+        kv_heads = self.kv_heads_per_rank(ranks)
+        store = 2 * kv_heads * (self.head_dim + self.kv_row_bytes(model) / model.dtype_bytes)
+        return 2 * (self.num_heads // ranks + kv_heads) * self.head_dim + store
+
+    def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
+        """The norm, rotary embedding and KV store, and a norm of query and of key."""
+        kv_heads = self.kv_heads_per_rank(ranks)
+        turned = 2 * (self.num_heads // ranks + kv_heads) * self.head_dim
+        elements = 4 * model.hidden_size + (2 * turned if self.qk_norm else turned)
+        stored = 2 * kv_heads * (self.head_dim * model.dtype_bytes + self.kv_row_bytes(model))
+        return SmallKernels(5 if self.qk_norm else 3, elements * model.dtype_bytes + stored)
