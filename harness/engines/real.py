@@ -230,7 +230,10 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
 # Values of a key that only simulated models have otherwise.
 _SIMULATED_ONLY = {"learned_positions": 0}
 # Keys in which a folder of the same sizes may differ.
-_NO_SIZES = {"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys", "extra_layer_parameters"}
+_NO_SIZES = {
+    "name", "dtype", "quantization", "part_formats", "blocks", "kv_cache_dtype", "ignored_keys",
+    "extra_layer_parameters",
+}  # fmt: skip
 
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:

@@ -10,6 +10,9 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     sliding window    tokens count up to the window: for chunks exactly, for decodes by min(mean context, window), which
                       is too many where some contexts are shorter than the window and others longer
+    latent attention  decodes multiply with the vectors of a context as they are, prompts with keys and values of it
+    sparse attention  the indexer reads all keys, attention as many tokens as it picks
+    states            read and written once by a decode and by a chunk; a chunk takes at least its operations
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
     all-reduce        2 per layer and 1 of the embedding: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
     step              the host's overhead
@@ -48,11 +51,12 @@ class _Matrix(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """Attention in all blocks of a kind: ns to read a token of a context, ns to multiply a token with one of its
-    context, and the tokens that are attended to at most, 0 for all."""
+    """Attention in all blocks of a kind: ns to read a token of a context, ns to multiply a token of a decode and one of
+    a prompt with one of its context, and the tokens that are attended to at most, 0 for all."""
 
     token_ns: float
     pair_ns: float
+    prompt_pair_ns: float
     window: int
 
     def decode_ns(self, tokens_per_decode: int) -> float:
@@ -63,7 +67,7 @@ class _Reading(NamedTuple):
         """Prefill attention of a chunk: token i of a prompt attends to min(i, window) tokens."""
         growing = min(max(self.window - start, 0), chunk)  # tokens that attend to all before them
         pairs = growing * start + growing * (growing + 1) / 2 + (chunk - growing) * self.window
-        return max(self.pair_ns * pairs, self.token_ns * min(start + chunk, self.window + chunk))
+        return max(self.prompt_pair_ns * pairs, self.token_ns * min(start + chunk, self.window + chunk))
 
 
 class RooflineCost:
@@ -86,10 +90,14 @@ class RooflineCost:
         self._link_bytes_per_ns = device.link_bandwidth / _NS
         self._link_latency_ns = device.link_latency_s * _NS
         self._overhead_ns = device.step_overhead_s * _NS
+        self._flops_per_ns = self._products(NONE).flops * device.flops_efficiency / _NS
         readings = self._readings()
         self._readings_of_all = [each for each in readings if not each.window]
         self._windowed = [each for each in readings if each.window]
         self._context_token_ns = self._growing_ns(1)
+        operations = sum(count * block.state_operations(self._tp) for count, block in model.blocks)
+        self._state_token_ns = operations / self._flops_per_ns
+        self._state_ns = 2 * model.state_bytes(self._tp) / self._bytes_per_ns  # to read and to write it
         self._layers_ns = KnownTimes()
         self._head_ns = KnownTimes()
         self._decode_base_ns = KnownTimes()
@@ -105,16 +113,18 @@ class RooflineCost:
             decoding += attended * reading.decode_ns(per_decode)
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
-        num_sampled, total = num_tokens, self._overhead_ns + decoding
+        num_sampled, total = num_tokens, self._overhead_ns + decoding + num_tokens * self._state_ns
         for start, chunk, is_last in work.chunks:
             num_tokens += chunk
             num_sampled += is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2
-            for token_ns, pair_ns, _ in self._readings_of_all:
+            for token_ns, _, pair_ns, _ in self._readings_of_all:
                 multiplying, read = pair_ns * pairs, token_ns * (start + chunk)
                 total += multiplying if multiplying > read else read
             for reading in self._windowed:
                 total += reading.windowed_chunk_ns(start, chunk)
+            if self._state_ns:
+                total += max(self._state_ns, self._state_token_ns * chunk)
         return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
@@ -129,15 +139,13 @@ class RooflineCost:
         return (times if base >= 1 else np.maximum(times, 1)).astype(np.int64)
 
     def _readings(self) -> list[_Reading]:
-        model = self._model
-        flops_per_ns = self._products(NONE).flops * self._device.flops_efficiency / _NS
-        return [
-            _Reading(
-                count * scan.token_bytes / self._bytes_per_ns, count * scan.pair_operations / flops_per_ns, scan.window
-            )
-            for count, block in model.blocks
-            for scan in block.scans(model, self._tp)
-        ]
+        readings = []
+        for count, block in self._model.blocks:
+            for token_bytes, operations, window, in_prompts in block.scans(self._model, self._tp):
+                pair_ns = count * operations / self._flops_per_ns
+                prompt_pair_ns = pair_ns if in_prompts is None else count * in_prompts / self._flops_per_ns
+                readings.append(_Reading(count * token_bytes / self._bytes_per_ns, pair_ns, prompt_pair_ns, window))
+        return readings
 
     def _growing_ns(self, tokens_per_decode: int) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens, where nothing is out of sight."""
@@ -147,7 +155,7 @@ class RooflineCost:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""
         base = self._decode_base_ns.get(num_tokens)
         if not base:
-            base = self._overhead_ns + self._layers(num_tokens) + self._head(num_tokens)
+            base = self._overhead_ns + self._layers(num_tokens) + self._head(num_tokens) + num_tokens * self._state_ns
             self._decode_base_ns.keep(num_tokens, base)
         return base
 

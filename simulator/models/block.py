@@ -3,9 +3,13 @@
 A block is a norm of the hidden state, an attention or an MLP, and the sum of its output over the ranks. A layer of most
 decoders is two blocks, one of each. The kinds:
 
-    grouped_query   GroupedQuery   attention to all tokens or to a sliding window
-    dense           Dense          an MLP
-    experts         Experts        a mixture of experts
+    grouped_query   GroupedQuery    attention to all tokens or to a sliding window
+    latent          Latent          attention to one compressed vector per token, or to the best of them (sparse)
+    linear_state    GatedDeltaNet,  attention with a state of fixed size per sequence
+                    KimiDelta,
+                    Mamba2
+    dense           Dense           an MLP
+    experts         Experts         a mixture of experts, with experts that all tokens use
 """
 
 from __future__ import annotations
@@ -41,11 +45,13 @@ class Scan(NamedTuple):
         token_bytes: that are read of each of them.
         pair_operations: for each of them and each token that attends to it.
         window: how many tokens at most; 0 for all.
+        prompt_operations: as pair_operations, by tokens of a prompt; None where they do the same.
     """
 
     token_bytes: int
     pair_operations: int
     window: int = 0
+    prompt_operations: int | None = None
 
 
 class SmallKernels(NamedTuple):
@@ -59,6 +65,8 @@ class Block:
     """A kind of attention or of MLP; the methods with a default are those of a block without it."""
 
     is_attention = True
+    rotary_dim = 0
+    window = 0  # tokens after which the cache of a token is given back; 0 for never
 
     def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
         raise NotImplementedError
@@ -72,6 +80,18 @@ class Block:
         return sum(scan.token_bytes for scan in self.scans(model, ranks))
 
     def scans(self, model: Model, ranks: int) -> tuple[Scan, ...]:
+        return ()
+
+    def state_bytes(self, model: Model, ranks: int) -> int:
+        """Bytes that a running sequence keeps on one rank, however long it is."""
+        return 0
+
+    def state_operations(self, ranks: int) -> int:
+        """Operations of a token on that state."""
+        return 0
+
+    def heads(self) -> tuple[int, ...]:
+        """Numbers of which the number of ranks must divide each."""
         return ()
 
     def width(self, ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""A gated MLP that all tokens use."""
+"""An MLP that all tokens use."""
 
 from __future__ import annotations
 
@@ -13,25 +13,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dense(Block):
-    """An MLP of `intermediate_size`."""
+    """Attributes:
+    is_gated: whether a gate multiplies what the MLP projects up.
+    num_extras: parameters beside matrices and the norm of the hidden state.
+    """
 
     intermediate_size: int
+    is_gated: bool = True
+    num_extras: int = 0
 
     is_attention = False
 
     def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
         width = self.intermediate_size // ranks
         return (
-            Weights("gate_up_proj", "mlp", 2 * width, model.hidden_size),
+            Weights("gate_up_proj", "mlp", width * (2 if self.is_gated else 1), model.hidden_size),
             Weights("down_proj", "mlp", model.hidden_size, width),
         )
 
+    def num_vectors(self, model: Model) -> int:
+        return model.hidden_size + self.num_extras
+
     def width(self, ranks: int) -> int:
         """Gate, up and their product."""
-        return 3 * self.intermediate_size // ranks
+        return (3 if self.is_gated else 2) * self.intermediate_size // ranks
 
     def num_elements(self, model: Model, ranks: int) -> float:
-        return 3 * self.intermediate_size / ranks
+        return (3 if self.is_gated else 2) * self.intermediate_size / ranks
 
     def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
         """The norm, and the activation."""

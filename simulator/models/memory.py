@@ -253,10 +253,11 @@ def _blocks_in(
     growing = model.kv_bytes_per_token(tensor_parallel_size, growing_only=True)
     if 0 < growing < model.kv_bytes_per_token(tensor_parallel_size):
         apart = sum(
-            count * scan.token_bytes * (max_num_seqs * (scan.window + block_size) + max_num_batched_tokens)
+            count
+            * block.kv_bytes(model, tensor_parallel_size)
+            * (max_num_seqs * (block.window + block_size) + max_num_batched_tokens)
             for count, block in model.blocks
-            for scan in block.scans(model, tensor_parallel_size)
-            if scan.window
+            if block.window
         )
         others = block_size * growing + drafter_bytes
         if (free - apart) // others > num_blocks:

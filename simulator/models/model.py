@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from engine.engine_config import KVDtype
@@ -30,8 +30,8 @@ class Model:
 
     Weights and activations take `dtype_bytes` per element, the KV cache as `kv_dtype` says; `dtype` names the
     arithmetic ("bf16" or "fp32"). `learned_positions` is the length of a table of position embeddings, 0 without one.
-    `quantization` is the format of the weights of attention's projections and of the MLPs. The models of `conf/model`
-    leave out biases, which are below 0.1 % of their weights.
+    `quantization` is the format of the weights of attention's projections and of the MLPs, but for `part_formats`. The
+    models of `conf/model` leave out biases, which are below 0.1 % of their weights.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Model:
     learned_positions: int = 0
     kv_dtype: KVDtype = "auto"
     quantization: Quantization = NONE
+    part_formats: Mapping[str, Quantization] = field(default_factory=dict, hash=False)
 
     def of_kind(self, kind: type[_Kind]) -> Iterator[tuple[int, _Kind]]:
         """The counted blocks of a kind."""
@@ -68,7 +69,7 @@ class Model:
     def format_of(self, part: str) -> Quantization:
         """The format of a part of the weights; routers and the LM head always have the model's dtype."""
         is_plain = part in _PLAIN or (self.quantization.experts_only and part != "experts")
-        return NONE if is_plain else self.quantization
+        return self.part_formats.get(part, NONE if is_plain else self.quantization)
 
     @property
     def num_blocks(self) -> int:
@@ -79,21 +80,20 @@ class Model:
         return ((count, weights) for count, block in self.blocks for weights in block.matrices(self, ranks))
 
     def kv_bytes_per_token(self, ranks: int = 1, *, growing_only: bool = False) -> int:
-        """Bytes of a token in the cache of one rank; `growing_only`: in the layers that attend to all tokens."""
-        return sum(
-            count * scan.token_bytes
-            for count, block in self.blocks
-            for scan in block.scans(self, ranks)
-            if not (growing_only and scan.window)
-        )
+        """Bytes of a token in the cache of one rank; `growing_only`: in the layers that keep all tokens."""
+        kept = (each for each in self.blocks if not (growing_only and each.block.window))
+        return sum(count * block.kv_bytes(self, ranks) for count, block in kept)
+
+    def state_bytes(self, ranks: int = 1) -> int:
+        """Bytes of a running sequence beside its cache on one rank."""
+        return sum(count * block.state_bytes(self, ranks) for count, block in self.blocks)
 
     @property
     def rotary_table_bytes(self) -> int:
         """Bytes of the sines and cosines of all positions, which every rank holds."""
-        attention = self.first(GroupedQuery)
-        if self.learned_positions or attention is None:
+        if self.learned_positions:
             return 0
-        return self.max_position_embeddings * attention.head_dim * self.dtype_bytes
+        return self.max_position_embeddings * max(block.rotary_dim for _, block in self.blocks) * self.dtype_bytes
 
     def weight_bytes(self, ranks: int = 1) -> int:
         """Bytes of all weights on one rank, scales included: sharded matrices, replicated router and norms."""

@@ -13,7 +13,10 @@ from simulator.models.weight_formats import QUANTIZATIONS
 
 def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: KVDtype) -> Model:
     """A model of the configuration, with weights of a format, as the simulator sees it."""
+    own = weight_format == model.quantization
     fields = model.model_dump(exclude={"kv_cache_dtype", "ignored_keys"}) | {
+        "part_formats": {part: QUANTIZATIONS[name] for part, name in model.part_formats.items() if own},
+        "blocks": tuple(block.made for block in model.blocks),
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
         "kv_dtype": kv_cache_dtype,

@@ -52,7 +52,8 @@ def test_bytes_of_a_matrix_by_hand(name: str) -> None:
     """300 x 1000 weights; blocks at the edges have scales of their own."""
     by_hand = {
         "none": 600_000, "fp8": 300_000 + 300 * 4, "fp8_block": 300_000 + 3 * 8 * 4, "int8": 300_000 + 300 * 4,
-        "int4": 150_000 + 300 * 8 * 2, "nvfp4": 150_000 + 300 * 63, "mxfp4": 150_000 + 300 * 32,
+        "int4": 150_000 + 300 * 8 * 2, "int4_32": 150_000 + 300 * 32 * 2,
+        "nvfp4": 150_000 + 300 * 63, "nvfp4_w4a16": 150_000 + 300 * 63, "mxfp4": 150_000 + 300 * 32,
     }  # fmt: skip
     assert QUANTIZATIONS[name].matrix_bytes(300, 1000, 2) == by_hand[name]
 
