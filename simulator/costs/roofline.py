@@ -6,7 +6,8 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     linear layer      max(weight bytes / bandwidth, 2·tokens·parameters / flops); both by the format of the weights
     quantisation      of a linear layer's input, where the format has one: bytes read and written / bandwidth
     mixture of experts  weights of the experts that are hit, E·(1 - (1 - k/E)^tokens) of E in expectation
-    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops)
+    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops);
+                      beside prompts the bytes count as often as they are read (`Model.kv_reads`)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     sliding window    tokens count up to the window: for chunks exactly, for decodes by min(mean context, window), which
                       is too many where some contexts are shorter than the window and others longer
@@ -59,9 +60,9 @@ class _Reading(NamedTuple):
     prompt_pair_ns: float
     window: int
 
-    def decode_ns(self, tokens_per_decode: int) -> float:
-        """Attention to one token of a context by `tokens_per_decode` tokens."""
-        return max(tokens_per_decode * self.pair_ns, self.token_ns)
+    def decode_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
+        """Attention to one token of a context by `tokens_per_decode` tokens, whose KV is read so often."""
+        return max(tokens_per_decode * self.pair_ns, reads * self.token_ns)
 
     def windowed_chunk_ns(self, start: int, chunk: int) -> float:
         """Prefill attention of a chunk: token i of a prompt attends to min(i, window) tokens."""
@@ -94,7 +95,7 @@ class RooflineCost:
         readings = self._readings()
         self._readings_of_all = [each for each in readings if not each.window]
         self._windowed = [each for each in readings if each.window]
-        self._context_token_ns = self._growing_ns(1)
+        self._kv_reads = model.kv_reads(device, tensor_parallel_size)
         operations = sum(count * block.state_operations(self._tp) for count, block in model.blocks)
         self._state_token_ns = operations / self._flops_per_ns
         self._state_ns = 2 * model.state_bytes(self._tp) / self._bytes_per_ns  # to read and to write it
@@ -105,12 +106,11 @@ class RooflineCost:
     def step_ns(self, work: StepWork) -> int:
         per_decode = work.tokens_per_decode
         num_tokens = work.num_decodes * per_decode
-        decoding = work.num_context_tokens * (
-            self._context_token_ns if per_decode == 1 else self._growing_ns(per_decode)
-        )
+        reads = self._kv_reads if work.chunks else 1.0
+        decoding = work.num_context_tokens * self._growing_ns(per_decode, reads)
         for reading in self._windowed:
             attended = min(work.num_context_tokens, work.num_decodes * reading.window)
-            decoding += attended * reading.decode_ns(per_decode)
+            decoding += attended * reading.decode_ns(per_decode, reads)
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding + num_tokens * self._state_ns
@@ -129,9 +129,8 @@ class RooflineCost:
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
-        context_token_ns = self._context_token_ns if per_decode == 1 else self._growing_ns(per_decode)
         contexts = work.contexts(num_steps)
-        attention = context_token_ns * contexts
+        attention = self._growing_ns(per_decode) * contexts
         for reading in self._windowed:
             attention += np.minimum(contexts, work.num_decodes * reading.window) * reading.decode_ns(per_decode)
         base = self._decode_base(work.num_decodes * per_decode)
@@ -147,9 +146,9 @@ class RooflineCost:
                 readings.append(_Reading(count * token_bytes / self._bytes_per_ns, pair_ns, prompt_pair_ns, window))
         return readings
 
-    def _growing_ns(self, tokens_per_decode: int) -> float:
+    def _growing_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens, where nothing is out of sight."""
-        return sum([reading.decode_ns(tokens_per_decode) for reading in self._readings_of_all])
+        return sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all])
 
     def _decode_base(self, num_tokens: int) -> float:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""

@@ -12,7 +12,8 @@ class Device:
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32", and by "fp8", "int8" and "fp4" where it has them. The efficiencies are the shares of these rates that
     kernels reach; `link_latency_s` the fixed time of an all-reduce, `step_overhead_s` the host time of one engine step,
-    `multiprocessors` their number on a GPU, if known, `aiconfigurator_system` the name in NVIDIA's database of operator
+    `multiprocessors` their number on a GPU, if known, `shares_kv_reads` whether query heads of a KV head read it
+    once in steps with prompts, too, `aiconfigurator_system` the name in NVIDIA's database of operator
     times, if it is in there.
     """
 
@@ -26,4 +27,5 @@ class Device:
     link_latency_s: float
     step_overhead_s: float
     multiprocessors: int | None = None
+    shares_kv_reads: bool = True
     aiconfigurator_system: str | None = None

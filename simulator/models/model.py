@@ -11,6 +11,7 @@ from simulator.models.block import Block, Weights
 from simulator.models.dense import Dense
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
+from simulator.models.hardware import Device
 from simulator.models.weight_formats import NONE, Quantization
 
 _PLAIN = ("router", "lm_head")
@@ -119,6 +120,18 @@ class Model:
             total = scaled(first + sum(count for count, _ in rest))  # the first kind takes what rounding leaves
             blocks += [Counted(total - sum(count for count, _ in others), block), *others]
         return replace(self, num_layers=num_layers, blocks=tuple(each for each in blocks if each.number))
+
+    def kv_reads(self, device: Device, ranks: int = 1) -> float:
+        """How often attention reads the KV of a decode in a step with prompts: in a step without, it is read once.
+
+        FlashAttention 2 lets the query heads of a KV head share what is read only where no sequence computes more than
+        one token (`seqlenq_ngroups_swapped` in mha_varlen_fwd of flash_api.cpp). Else each query head reads for itself,
+        from memory where the cache of the device cannot hold what is under way.
+        """
+        attention = self.first(GroupedQuery)
+        if device.shares_kv_reads or attention is None:
+            return 1.0
+        return attention.num_heads / ranks / attention.kv_heads_per_rank(ranks)
 
     @property
     def sizes(self) -> dict[str, int | bool]:

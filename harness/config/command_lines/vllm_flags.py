@@ -70,7 +70,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
     ("none", "times"): """
         calculate-kv-scales disable-cascade-attn disable-custom-all-reduce enforce-eager kv-sharing-fast-prefill""",
     ("one", "times"): """
-        additional-config api-server-count attention-backend attention-config compilation-config
+        additional-config attention-backend attention-config compilation-config
         distributed-executor-backend gdn-prefill-backend kernel-config moe-backend model-impl
         optimization-level override-attention-dtype stream-interval""",
     ("many", "times"): "cudagraph-capture-sizes logits-processors",

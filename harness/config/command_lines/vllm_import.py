@@ -93,7 +93,9 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes.append("--max-model-len auto: the model's own limit, whatever fits into memory")
     if "model" not in given:
         made |= known.named(line.model)
-    made["scheduler"] = "vllm"
+    made |= {"scheduler": "vllm", "frontend": "vllm"}
+    if "--api-server-count" in line.values:
+        made["frontend.processes"] = _number("api_server_count", line.values["--api-server-count"])
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
@@ -107,7 +109,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes += generation_notes(chosen)
     if config := line.values.get("--speculative-config"):
         made |= _speculation(config, known, notes)
-    groups = given & {"model", "speculation"}
+    groups = given & {"model", "speculation", "frontend"}
     kept = {key: v for key, v in made.items() if key not in given and key.partition(".")[0] not in groups}
     return Translation([f"{key}={quoted(value)}" for key, value in kept.items()], notes)
 

@@ -34,6 +34,7 @@ _NUMBERS_AND_NAMES = (
     "--max-num-batched-tokens",
     "--block-size",
     "--num-gpu-blocks-override",
+    "--api-server-count",
     "--kv-cache-memory-bytes",
     "--hf-overrides",
     "--override-generation-config",

@@ -102,6 +102,8 @@ class DeviceConfig(ConfigModel):
         link_latency_s: fixed time of one all-reduce.
         step_overhead_s: time of the host for one engine step.
         multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
+        shares_kv_reads: whether the query heads of a KV head read it once in steps with prompts, too; false where each
+            reads it for itself, as FlashAttention 2 does on A100.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
     `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
@@ -118,6 +120,7 @@ class DeviceConfig(ConfigModel):
     link_latency_s: Annotated[float, within("link_latency_s")]
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    shares_kv_reads: bool = True
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
     price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
     tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
