@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.weight_formats import Quantization
+from simulator.models.block import Weights
+from simulator.models.experts import Experts
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 
 GIB = 1 << 30
 EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
@@ -108,7 +110,7 @@ class MemoryAccount:
         has_nvlink = tensor_parallel_size > 1 and device.link_bandwidth >= _NVLINK_BANDWIDTH
         return self.outside_bytes + (self.nvlink_bytes if has_nvlink else 0)
 
-    def graph_bytes(self, model: ModelShape, device: Device, num_graphs: int, tensor_parallel_size: int) -> int:
+    def graph_bytes(self, model: Model, device: Device, num_graphs: int, tensor_parallel_size: int) -> int:
         """vLLM's estimate of what `num_graphs` CUDA graphs take: the largest, and what each other adds."""
         if not (self.counts_graphs and num_graphs):
             return 0
@@ -119,14 +121,15 @@ class MemoryAccount:
 
     def activation_bytes(
         self,
-        model: ModelShape,
+        model: Model,
         device: Device,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         tensor_parallel_size: int,
     ) -> int:
         """Peak of torch's allocations beside the weights, on one rank, in the largest step."""
-        tokens, experts = max_num_batched_tokens, _expert_bytes(model, max_num_batched_tokens, tensor_parallel_size)
+        tokens, routing = max_num_batched_tokens, model.first(Experts)
+        experts = routing.buffer_bytes(model, tokens, tensor_parallel_size) if routing else 0
         hidden = tokens * model.hidden_size * model.dtype_bytes
         layers = 3 * hidden + tokens * _widest(model, tensor_parallel_size) * model.dtype_bytes + experts
         sampled = min(max_num_seqs, tokens)
@@ -151,7 +154,7 @@ ACCOUNTS = {
 
 
 def early_activation_bytes(
-    model: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
+    model: Model, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
 ) -> int:
     """Peak of the tensors of the largest step on one rank, as an early vLLM (before V1) accounted for it.
 
@@ -159,7 +162,8 @@ def early_activation_bytes(
     (they stay while the layers run), and the larger of the MLP's gate, up and product or attention's query, key, value
     and output. Or, if they take more, the logits of all sequences in float32, twice (raw and scaled).
     """
-    routed = 3 * model.moe_intermediate_size * model.num_experts_per_token // tensor_parallel_size
+    experts = model.first(Experts)
+    routed = 3 * experts.intermediate_size * experts.num_used // tensor_parallel_size if experts else 0
     hidden_states = 4 if model.learned_positions else 2
     per_token = hidden_states * model.hidden_size + max(routed, _widest(model, tensor_parallel_size))
     logits = 2 * max_num_seqs * model.vocab_size * 4
@@ -167,7 +171,7 @@ def early_activation_bytes(
 
 
 def size_kv_pool(
-    model: ModelShape,
+    model: Model,
     device: Device,
     *,
     block_size: int,
@@ -177,7 +181,7 @@ def size_kv_pool(
     max_num_seqs: int,
     memory_account: str = "vllm",
     num_graphs: int = 0,
-    drafter: ModelShape | None = None,
+    drafter: Model | None = None,
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
 
@@ -219,7 +223,7 @@ def size_kv_pool(
 
 
 def fill_kv_pool(
-    model: ModelShape,
+    model: Model,
     device: Device,
     kv_bytes: int,
     *,
@@ -227,7 +231,7 @@ def fill_kv_pool(
     tensor_parallel_size: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    drafter: ModelShape | None = None,
+    drafter: Model | None = None,
 ) -> KVPool:
     """The KV blocks of one rank in `kv_bytes`, whatever else the device holds; with windows as in `size_kv_pool`.
 
@@ -251,8 +255,8 @@ def fill_kv_pool(
 
 def _blocks_in(
     free: int,
-    model: ModelShape,
-    drafter: ModelShape | None,
+    model: Model,
+    drafter: Model | None,
     block_size: int,
     tensor_parallel_size: int,
     max_num_batched_tokens: int,
@@ -262,35 +266,40 @@ def _blocks_in(
     drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
     block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
     num_blocks, window_bytes = free // block_bytes, 0
-    if 0 < model.num_sliding_layers < model.num_layers:
-        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
-        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
+    growing = model.kv_bytes_per_token(tensor_parallel_size, growing_only=True)
+    if 0 < growing < model.kv_bytes_per_token(tensor_parallel_size):
+        apart = sum(
+            count
+            * block.kv_bytes(model, tensor_parallel_size)
+            * (max_num_seqs * (block.window + block_size) + max_num_batched_tokens)
+            for count, block in model.blocks
+            if block.window
+        )
+        others = block_size * growing + drafter_bytes
         if (free - apart) // others > num_blocks:
             num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
     return num_blocks, block_bytes, window_bytes
 
 
-def _unsplit_bytes(model: ModelShape, tensor_parallel_size: int) -> int:
+def _unsplit_bytes(model: Model, tensor_parallel_size: int) -> int:
     """Ends of the segments that hold the model's large weights on one rank, which count as allocated.
 
     A tensor of at least `_OWN_SEGMENT` gets a segment of a multiple of `_SEGMENT_STEP`. What is left of it is split off
     for other tensors if it is more than `_LEAST_SPLIT`; otherwise it belongs to the tensor. The two matrices of all
     experts of a layer are one tensor each.
     """
-    tp = tensor_parallel_size
-    count = max(1, model.num_experts)
-    sizes = [_element_bytes(model, model.attention_quantization, *matrix) for matrix in model.attention_matrices(tp)]
-    sizes += [count * _element_bytes(model, model.quantization, *matrix) for matrix in model.mlp_matrices(tp)]
-    embedding = model.vocab_size * model.hidden_size // tp * model.dtype_bytes
+    embedding = model.vocab_size * model.hidden_size // tensor_parallel_size * model.dtype_bytes
     embeddings = 1 if model.tie_word_embeddings else 2
-    return model.num_layers * sum(map(_unsplit_end, sizes)) + embeddings * _unsplit_end(embedding)
+    matrices = sum(
+        count * _unsplit_end(_element_bytes(model, weights)) for count, weights in model.matrices(tensor_parallel_size)
+    )
+    return matrices + embeddings * _unsplit_end(embedding)
 
 
-def _element_bytes(model: ModelShape, quantization: Quantization, rows: int, columns: int) -> int:
-    """Bytes of a matrix without its scales, which are tensors of their own."""
-    bits = 8 * model.dtype_bytes if quantization.weight_bits is None else quantization.weight_bits
-    return rows * columns * bits // 8
+def _element_bytes(model: Model, weights: Weights) -> int:
+    """Bytes of matrices without their scales, which are tensors of their own."""
+    bits = model.format_of(weights.part).weight_bits or 8 * model.dtype_bytes
+    return weights.copies * (weights.rows * weights.columns * bits // 8)
 
 
 def _unsplit_end(num_bytes: int) -> int:
@@ -298,21 +307,6 @@ def _unsplit_end(num_bytes: int) -> int:
     return rest if num_bytes >= _OWN_SEGMENT and rest <= _LEAST_SPLIT else 0
 
 
-def _widest(model: ModelShape, tensor_parallel_size: int) -> int:
-    """Elements per token of attention's query, key, value and output, or of a dense MLP's gate, up and product."""
-    tp = tensor_parallel_size
-    heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
-    mlp = 0 if model.num_experts else 3 * model.intermediate_size // tp
-    return max(mlp, heads * model.head_dim)
-
-
-def _expert_bytes(model: ModelShape, num_tokens: int, tensor_parallel_size: int) -> int:
-    """Bytes of the buffers of Triton's experts: rows of the routed tokens, as wide as the wider of input and output.
-
-    Experts in a format of their own (MXFP4) run in other kernels, which keep no such buffers.
-    """
-    if not model.num_experts or model.quantization.experts_only:
-        return 0
-    width = model.moe_intermediate_size // tensor_parallel_size
-    rows = num_tokens * model.num_experts_per_token
-    return rows * (max(width, model.hidden_size) + max(2 * width, model.hidden_size)) * model.dtype_bytes
+def _widest(model: Model, ranks: int) -> int:
+    """Elements per token of the block that has most at once; experts have buffers of their own."""
+    return max(block.width(ranks) for _, block in model.blocks)

@@ -20,8 +20,8 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.models.hardware import ModelShape
 from simulator.models.memory import KVPool
+from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
@@ -104,7 +104,7 @@ def _plain(options: SchedulerOptions) -> SchedulerOptions:
     return SchedulerOptions(**{field.name: getattr(options, field.name) for field in fields(SchedulerOptions)})
 
 
-def _drafter_shape(config: RunConfig) -> ModelShape | None:
+def _drafter_shape(config: RunConfig) -> Model | None:
     """The model that drafts, with weights of its own format."""
     drafter = getattr(config.speculation, "drafter", None)
     if drafter is None:
@@ -196,13 +196,13 @@ def _errors_of(cost: CostChoice) -> Iterator[None]:
 def _check_arithmetic(system: System) -> None:
     """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
     try:
-        for quantization in (system.model.attention_quantization, system.model.quantization):
-            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+        for part in {weights.part for _, weights in system.model.matrices()}:
+            system.model.format_of(part).products(system.model.dtype, system.device.flops, system.device.name)
     except UnsupportedQuantizationError as error:
         raise ConfigError(str(error)) from None
 
 
-def _drafting(system: System, drafter: ModelShape) -> System:
+def _drafting(system: System, drafter: Model) -> System:
     """The system that prices the drafter: without the host's overhead, which counts once per step; by a profile only if
     one comes with the project, since another one is of the model that verifies."""
     device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)
