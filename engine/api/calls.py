@@ -53,8 +53,9 @@ class Calls:
     """Runs the requests of all open streams, which may be those of several threads: each change of the engine, and each
     look at what it has brought, holds `turns`."""
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, on_report: abc.Callable[[StepReport], None] | None = None) -> None:
         self.turns = Turns()
+        self._on_report = on_report
         self._engine = engine
         self._open: dict[_Call, None] = {}  # those with unfinished requests
         self._call_of: dict[Request, _Call] = {}  # of their unfinished requests
@@ -84,6 +85,8 @@ class Calls:
                 return  # the last change had not ended, and all requests were aborted just now
             report = self._engine.step(time.perf_counter_ns())
             assert report is not None, "a call waits for requests that the engine does not have"
+            if self._on_report is not None:
+                self._on_report(report)
             self._hand_out(report)
 
     def abort(self, call: _Call) -> None:
@@ -207,6 +210,22 @@ class Stream:
     def num_unfinished(self) -> int:
         """Requests that the engine is still working on."""
         return len(self._call.unfinished)
+
+    @property
+    def prompt_token_ids(self) -> list[list[int]]:
+        """The prompts in tokens, in their order."""
+        return [state.prompt_token_ids for state in self._call.states.values()]
+
+    def take(self) -> list[RequestOutput]:
+        """The outputs of the requests that have grown since they were last returned, without running a step.
+
+        Raises:
+            Exception: as `__next__`, where the requests were dropped.
+        """
+        with self._calls.turns:
+            if not self._call.changed and self._call.failure is not None:
+                raise self._call.failure
+            return [self._changed_output() for _ in range(len(self._call.changed))]
 
     def __iter__(self) -> Stream:
         return self

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,6 +72,7 @@ class RealEngine:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
         self.num_blocks = self._executor.num_blocks
         self.pool_blocks = [self.num_blocks]
+        self.meta: Mapping[str, Any] = {}
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)

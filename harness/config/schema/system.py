@@ -13,6 +13,7 @@ from harness.config.schema.base import (
     check_ranges,
     within,
 )
+from harness.config.schema.endpoint import OpenAIEngine
 from simulator.vllm_versions import vllm_version
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -86,7 +87,7 @@ class CpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigMod
     kind: Literal["cpu"] = "cpu"
 
 
-EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator="kind")]
+EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine | OpenAIEngine, Field(discriminator="kind")]
 
 
 class ModelConfig(ConfigModel):
