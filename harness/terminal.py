@@ -48,4 +48,4 @@ def serve(config: RunConfig, folder: Path) -> None:
     from harness.engines.serving.serve import serve  # imported late, as it brings a web framework
 
     console = Console()
-    serve(config, lambda address: console.print(f"serving at {address}", highlight=False))
+    serve(config, folder, lambda address: console.print(f"serving at {address}", highlight=False))

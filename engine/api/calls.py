@@ -53,9 +53,9 @@ class Calls:
     """Runs the requests of all open streams, which may be those of several threads: each change of the engine, and each
     look at what it has brought, holds `turns`."""
 
-    def __init__(self, engine: LLMEngine, on_report: abc.Callable[[StepReport], None] | None = None) -> None:
+    def __init__(self, engine: LLMEngine) -> None:
         self.turns = Turns()
-        self._on_report = on_report
+        self.on_report: abc.Callable[[StepReport], None] = lambda report: None
         self._engine = engine
         self._open: dict[_Call, None] = {}  # those with unfinished requests
         self._call_of: dict[Request, _Call] = {}  # of their unfinished requests
@@ -85,8 +85,7 @@ class Calls:
                 return  # the last change had not ended, and all requests were aborted just now
             report = self._engine.step(time.perf_counter_ns())
             assert report is not None, "a call waits for requests that the engine does not have"
-            if self._on_report is not None:
-                self._on_report(report)
+            self.on_report(report)
             self._hand_out(report)
 
     def abort(self, call: _Call) -> None:

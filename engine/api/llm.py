@@ -46,7 +46,6 @@ class LLM:
             `conf/model/*.yaml` file), whose weights are then random.
         config: the engine's settings; by default those of `EngineConfig`, on a GPU if torch finds one.
         tokenizer: in place of the one in the folder.
-        on_report: told of every step, in the thread that ran it.
         settings: fields of `EngineConfig` that override those of `config`; also `enforce_eager` and `dtype="auto"`.
 
     Attributes:
@@ -63,7 +62,6 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         tokenizer: Any = None,
-        on_report: abc.Callable[[StepReport], None] | None = None,
         **settings: Any,
     ) -> None:
         config = override(config or EngineConfig(device="cuda" if torch.cuda.is_available() else "cpu"), settings)
@@ -84,7 +82,7 @@ class LLM:
             max_model_len=longest_sequence(config, model_config),
             eos_token_ids={*model_config.eos_token_ids, *([] if eos_token_id is None else [eos_token_id])},
         )
-        self._calls = Calls(self.engine, on_report)
+        self._calls = Calls(self.engine)
         self._num_requests = 0
 
     def generate(
@@ -218,6 +216,10 @@ class LLM:
     def get_tokenizer(self) -> Any:
         """The tokenizer of the model folder; None if it has none."""
         return self.tokenizer
+
+    def observe(self, on_report: abc.Callable[[StepReport], None]) -> None:
+        """Tell a function of every step from now on, in the thread that ran it."""
+        self._calls.on_report = on_report
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache.

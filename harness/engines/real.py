@@ -54,6 +54,11 @@ class Setup:
     warm_up: bool
     num_threads: int | None
 
+    def use_threads(self) -> None:
+        """Compute with so many threads from now on."""
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+
 
 class RealEngine:
     """A model loaded and ready to serve `trace`, once; the record fills meanwhile.
@@ -64,8 +69,7 @@ class RealEngine:
     """
 
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
-        if setup.num_threads is not None:
-            torch.set_num_threads(setup.num_threads)
+        setup.use_threads()
         try:
             self._executor = make_executor(setup.engine, setup.model, setup.weights)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:

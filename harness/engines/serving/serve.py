@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Protocol
 
 import uvicorn
@@ -17,6 +18,7 @@ from engine.server.tally import Tally
 from harness import interrupts
 from harness.config import RunConfig
 from harness.engines.resolving.fleet import resolve_fleet
+from harness.engines.serving.ledger import Ledger, write_served
 from harness.engines.serving.simulated import SimulatedBackend
 from harness.errors import ConfigError
 
@@ -30,23 +32,32 @@ class Startable(Backend, Protocol):
     def start(self) -> None: ...
 
 
-def make_backend(config: RunConfig, tally: Tally) -> Startable:
-    """What `config.engine` names; raises ConfigError."""
+def make_backend(config: RunConfig, tally: Tally, ledger: Ledger | None = None) -> Startable:
+    """What `config.engine` names; its steps are told to `tally` and `ledger`. Raises ConfigError."""
     name = config.serve.model_name or config.model.name
     if config.engine.kind == "sim":
         fleet = resolve_fleet(config)
         if len(fleet.systems) > 1 or fleet.systems[0].pipeline_parallel_size > 1:
             raise ConfigError("task=serve: engine=sim is one server without stages; set replicas=1")
-        return SimulatedBackend(fleet.systems[0], tally, model_name=name, answer_tokens=config.serve.answer_tokens)
+        return SimulatedBackend(
+            fleet.systems[0],
+            tally,
+            model_name=name,
+            answer_tokens=config.serve.answer_tokens,
+            observers=[ledger] if ledger else [],
+        )
     with interrupts.held():
         from harness.engines.serving.real import real_backend  # imported late, as it brings torch
-    return real_backend(config, tally, name)
+    return real_backend(config, tally, ledger, name)
 
 
 def serve(
-    config: RunConfig, on_ready: Callable[[str], None], stops: Callable[[Callable[[], None]], None] = lambda stop: None
+    config: RunConfig,
+    folder: Path,
+    on_ready: Callable[[str], None],
+    stops: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> Tally:
-    """Serve until a signal comes.
+    """Serve until a signal comes; then write to `folder` what was recorded, where `config` asks for it.
 
     Args:
         on_ready: told the address, once requests can come.
@@ -55,12 +66,14 @@ def serve(
     Raises:
         ConfigError: the address is in use, or the configuration cannot be served.
     """
-    tally = Tally()
+    tally, ledger = Tally(), Ledger() if config.serve.record else None
     listening = _listen(config)
-    backend = make_backend(config, tally)
+    backend = make_backend(config, tally, ledger)
     try:
         app = make_app(backend, config.serve.max_waiting)
         asyncio.run(_run(app, backend.start, listening, on_ready, stops))
+        if ledger is not None and tally.scheduler is not None:
+            write_served(ledger, config, tally.scheduler().blocks.num_blocks, folder)
     finally:
         backend.close()
         listening.close()
