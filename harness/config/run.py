@@ -11,17 +11,24 @@ from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.schema.endpoint import OpenAIEngine
-from harness.config.schema.fleet import AlikeFleet, FleetConfig, NetworkConfig, RouterConfig, check_pools, check_stages
+from harness.config.schema.fleet import (
+    AlikeFleet,
+    FleetConfig,
+    FrontEndConfig,
+    NetworkConfig,
+    RouterConfig,
+    check_pools,
+    check_stages,
+)
 from harness.config.schema.metrics import MetricsConfig
+from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
     CostConfig,
     DeviceConfig,
     EngineConfig,
-    ModelConfig,
     RealEngineConfig,
     SchedulerConfig,
-    WeightFormat,
 )
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches, check_serving
@@ -60,6 +67,7 @@ class RunConfig(ConfigModel):
     router: RouterConfig = RouterConfig()
     fleet: FleetConfig = AlikeFleet()
     network: NetworkConfig = NetworkConfig()
+    frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
     replicas: Annotated[int, within("replicas")] = 1
@@ -241,17 +249,10 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        size, model = self.tensor_parallel_size, self.model
-        if model.num_attention_heads % size:
-            raise ValueError(
-                f"tensor_parallel_size={size}: must divide model.num_attention_heads={model.num_attention_heads} of "
-                f"{model.name}"
-            )
-        if not model.shares_out(size):
-            raise ValueError(
-                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={model.num_kv_heads} "
-                f"of {model.name}"
-            )
+        if self.model.blocks and self.engine.kind != "sim":
+            raise ValueError(f"model.blocks: engine={self.engine.kind} runs layers that are alike; use engine=sim")
+        if wrong := self.model.shares_out(self.tensor_parallel_size):
+            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: {wrong} of {self.model.name}")
         return self
 
     @model_validator(mode="after")
@@ -267,7 +268,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
-        if self.weight_format == "mxfp4" and not self.model.num_experts:
+        if self.weight_format == "mxfp4" and not self.model.has_experts:
             raise ValueError(
                 f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
             )

@@ -31,7 +31,7 @@ from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention.backends import BackendUnavailableError
 from simulator.arrivals import Arrivals
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 
 _WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
 # Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and a decode beside a prompt.
@@ -236,7 +236,10 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
 # Values of a key that only simulated models have otherwise.
 _SIMULATED_ONLY = {"learned_positions": 0}
 # Keys in which a folder of the same sizes may differ.
-_NO_SIZES = {"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys", "extra_layer_parameters"}
+_NO_SIZES = {
+    "name", "dtype", "quantization", "part_formats", "blocks", "kv_cache_dtype", "ignored_keys",
+    "extra_layer_parameters",
+}  # fmt: skip
 
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
@@ -253,7 +256,7 @@ def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -
         )
 
 
-def _check_memory(model: ModelShape) -> None:
+def _check_memory(model: Model) -> None:
     """Refuse weights that would drive the machine out of memory; raises ConfigError."""
     needed = model.weight_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

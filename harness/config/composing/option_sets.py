@@ -22,8 +22,9 @@ from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.base import CustomConfig
 from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import ApartConfig, PoolConfig, RouterConfig, RuleConfig
+from harness.config.schema.model import ModelConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
-from harness.config.schema.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.schema.system import RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
 from harness.config.schema.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
 
