@@ -10,6 +10,7 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import (
     AlikeFleet,
     FleetConfig,
@@ -30,9 +31,10 @@ from harness.config.schema.system import (
     SchedulerConfig,
 )
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
-from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches
+from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches, check_serving
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
@@ -87,6 +89,7 @@ class RunConfig(ConfigModel):
     calibration: CalibrationConfig = CalibrationConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
+    serve: ServeConfig = ServeConfig()
 
     @property
     def num_gpus(self) -> int:
@@ -164,6 +167,8 @@ class RunConfig(ConfigModel):
             raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
         if window is not None and not self.perfetto:
             raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
+        if self.perfetto and isinstance(self.engine, OpenAIEngine):
+            raise ValueError("perfetto=true: engine=openai sees no steps of the server")
         return self
 
     @model_validator(mode="after")
@@ -271,7 +276,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_real_quantization(self) -> Self:
-        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+        if isinstance(self.engine, RealEngineConfig) and self.weight_format not in _REAL_FORMATS:
             raise ValueError(
                 f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
                 "of these or engine=sim"
@@ -283,6 +288,7 @@ class RunConfig(ConfigModel):
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
+        check_serving(self.task, self.serve, self.engine)
         reads = self.task in ("report", "plot")
         if reads and not self.results:
             raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")

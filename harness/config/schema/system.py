@@ -13,6 +13,7 @@ from harness.config.schema.base import (
     check_ranges,
     within,
 )
+from harness.config.schema.endpoint import OpenAIEngine
 from simulator.vllm_versions import vllm_version
 
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
@@ -85,7 +86,7 @@ class CpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigMod
     kind: Literal["cpu"] = "cpu"
 
 
-EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator="kind")]
+EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine | OpenAIEngine, Field(discriminator="kind")]
 
 
 class DeviceConfig(ConfigModel):
