@@ -41,7 +41,9 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
     parts = []
     for operator, rows in profile.tables["tokens"].groupby("operator", sort=False):
         if operator in matrices:
-            sizes = [each.matrix_bytes(*matrices[str(operator)], model.dtype_bytes) for each in (model.quantization, NONE)]
+            sizes = [
+                each.matrix_bytes(*matrices[str(operator)], model.dtype_bytes) for each in (model.quantization, NONE)
+            ]
             most = rows.iloc[-1]
             products = (
                 WIDENING[model.quantization.weight_bits or 8]
