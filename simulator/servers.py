@@ -49,6 +49,7 @@ def scheduler_of(system: System) -> Scheduler:
         max_model_len=system.max_model_len,
         make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
         contiguous=system.contiguous,
+        cached_size=system.pool.cached_size,
         num_host_blocks=system.tiers.num_host_blocks,
         transfer_block_us=system.tiers.transfer_block_us(system.pool),
         offload=system.tiers.offload,

@@ -18,7 +18,7 @@ from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
 from simulator.front_end import FrontEndTimes
 from simulator.models.hardware import Device
-from simulator.models.memory import KVPool
+from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.profile.profile import Profile
 from simulator.quantities import RANGES

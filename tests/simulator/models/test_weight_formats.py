@@ -10,7 +10,8 @@ import pytest
 from simulator.costs import linear
 from simulator.costs.roofline import RooflineCost
 from simulator.models.hardware import Device
-from simulator.models.memory import GIB, size_kv_pool
+from simulator.models.kv_pool import GIB
+from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS, UnsupportedQuantizationError
 from simulator.profile.checks import check_fits
