@@ -92,6 +92,7 @@ class Fleet:
             replica.source = self._gateway
             return run_alone(replica)
         for number, replica in enumerate(self._replicas):
+            replica.outlook = self._gateway
             if self._stages and self._stages[number]:
                 Pipeline(self._env, replica, self._stages[number])
             else:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.servers import levels
+from harness.results.servers import Timeline
 from harness.results.tables import Ints, RunResult, slot_uses
 from harness.results.waiting import mean_waiting
 
@@ -26,15 +26,16 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     if math.isnan(end):
         end = nan_max(starts + durations)
     inside = (starts < end) & (starts + durations > start_s)
+    timeline = Timeline(steps)
 
     def column(name: str) -> Ints:
         return steps[name].to_numpy(dtype=np.int64)
 
     def time_mean(values: Ints) -> float:
-        return levels(steps, values).mean(start_s, end)
+        return timeline.levels(values).mean(start_s, end)
 
     def peak(name: str) -> int:
-        return levels(steps, column(name)).peak(start_s, end)
+        return timeline.levels(column(name)).peak(start_s, end)
 
     mean_used, mean_saved = time_mean(column("num_used_blocks")), time_mean(column("num_saved_blocks"))
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
