@@ -11,6 +11,7 @@ import yaml
 from simulator.models.hardware import Device, ModelShape
 from simulator.models.memory import GIB, KVPool, size_kv_pool
 from simulator.models.weight_formats import QUANTIZATIONS
+from simulator.profile.graph_sizes import count_graphs
 from simulator.vllm_versions import vllm_version
 
 _FOLDER = Path(__file__).parent
@@ -24,7 +25,9 @@ _BLOCK = 16  # tokens, vLLM's default
 
 def read_lines() -> pd.DataFrame:
     """lines.csv; see its header. `tokens` is NaN where only GiB were published."""
-    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str}).fillna({"fitted": ""})
+    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str, "eager": str}).fillna(
+        {"fitted": "", "eager": ""}
+    )
 
 
 def with_predictions(lines: pd.DataFrame) -> pd.DataFrame:
@@ -49,6 +52,7 @@ def predicted(line: pd.Series) -> KVPool:
         max_num_batched_tokens=int(line["max_num_batched_tokens"]),
         max_num_seqs=int(line["max_num_seqs"]),
         memory_account=vllm_version(line["vllm"]).memory_account,
+        num_graphs=0 if line["eager"] else count_graphs(int(line["max_num_seqs"])),
     )
 
 

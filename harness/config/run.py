@@ -10,7 +10,15 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
-from harness.config.schema.fleet import AlikeFleet, FleetConfig, NetworkConfig, RouterConfig, check_pools, check_stages
+from harness.config.schema.fleet import (
+    AlikeFleet,
+    FleetConfig,
+    FrontEndConfig,
+    NetworkConfig,
+    RouterConfig,
+    check_pools,
+    check_stages,
+)
 from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
@@ -58,6 +66,7 @@ class RunConfig(ConfigModel):
     router: RouterConfig = RouterConfig()
     fleet: FleetConfig = AlikeFleet()
     network: NetworkConfig = NetworkConfig()
+    frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
     replicas: Annotated[int, within("replicas")] = 1

@@ -19,6 +19,7 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.fleet import Fleet
 from simulator.fleet_system import FleetSystem, ServerPool
+from simulator.front_end import FrontEnd
 from simulator.gateway import Decoders
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
@@ -63,6 +64,9 @@ class SimulatedEngine:
             to, ports = self._replicas[fleet.num_entries :], self._ports
             halves = ports[: fleet.num_entries], ports[fleet.num_entries :]
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
+        if first.front_end is not None:
+            count = fleet.num_entries * first.front_end.processes
+            arrivals = FrontEnd(arrivals, first.front_end, trace.table["num_prompt_tokens"].tolist(), count)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, reading_ns=fleet.reading_ns
         )

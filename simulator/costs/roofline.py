@@ -6,7 +6,8 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     linear layer      max(weight bytes / bandwidth, 2·tokens·parameters / flops); both by the format of the weights
     quantisation      of a linear layer's input, where the format has one: bytes read and written / bandwidth
     mixture of experts  weights of the experts that are hit, E·(1 - (1 - k/E)^tokens) of E in expectation
-    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops)
+    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops);
+                      beside prompts the bytes count as often as they are read (`ModelShape.kv_reads`)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     sliding window    tokens count up to the window: for chunks exactly, for decodes by min(mean context, window), which
                       is too many where some contexts are shorter than the window and others longer
@@ -77,7 +78,7 @@ class RooflineCost:
         heads = model.num_attention_heads // tensor_parallel_size
         self._pair_ns = model.num_full_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
         self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) / self._bytes_per_ns
-        self._context_token_ns = max(self._pair_ns, self._kv_token_ns)  # with one token per decode
+        self._kv_reads = model.kv_reads(device, tensor_parallel_size)
         self._window = model.sliding_window
         self._window_pair_ns = model.num_sliding_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
         windowed_bytes = model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
@@ -89,11 +90,11 @@ class RooflineCost:
     def step_ns(self, work: StepWork) -> int:
         per_decode = work.tokens_per_decode
         num_tokens = work.num_decodes * per_decode
-        decoding = work.num_context_tokens * (
-            self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
-        )
+        reads = self._kv_reads if work.chunks else 1.0
+        decoding = work.num_context_tokens * self._decoding_ns(per_decode, reads)
         if self._window:
-            decoding += min(work.num_context_tokens, work.num_decodes * self._window) * self._windowed_ns(per_decode)
+            seen = min(work.num_context_tokens, work.num_decodes * self._window)
+            decoding += seen * self._windowed_ns(per_decode, reads)
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding
@@ -110,22 +111,21 @@ class RooflineCost:
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
-        context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
         contexts = work.contexts(num_steps)
-        attention = context_token_ns * contexts
+        attention = self._decoding_ns(per_decode) * contexts
         if self._window:
             attention += np.minimum(contexts, work.num_decodes * self._window) * self._windowed_ns(per_decode)
         base = self._decode_base(work.num_decodes * per_decode)
         times = np.rint(base + attention)
         return (times if base >= 1 else np.maximum(times, 1)).astype(np.int64)
 
-    def _speculative_ns(self, tokens_per_decode: int) -> float:
-        """Decode attention to one token of a context by `tokens_per_decode` tokens."""
-        return max(tokens_per_decode * self._pair_ns, self._kv_token_ns)
+    def _decoding_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
+        """Decode attention to one token of a context by `tokens_per_decode` tokens, whose KV is read so often."""
+        return max(tokens_per_decode * self._pair_ns, reads * self._kv_token_ns)
 
-    def _windowed_ns(self, tokens_per_decode: int) -> float:
+    def _windowed_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
         """The same in the layers with a sliding window."""
-        return max(tokens_per_decode * self._window_pair_ns, self._window_token_ns)
+        return max(tokens_per_decode * self._window_pair_ns, reads * self._window_token_ns)
 
     def _windowed_chunk_ns(self, start: int, chunk: int) -> float:
         """Prefill attention of a chunk in the layers with a sliding window: token i of a prompt attends to

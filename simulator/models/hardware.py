@@ -121,6 +121,17 @@ class ModelShape:
         others = self.num_layers * (router + norms + self.extra_layer_parameters) + embeddings + self.hidden_size
         return round(self.num_layers * layer) + others * self.dtype_bytes
 
+    def kv_reads(self, device: Device, tensor_parallel_size: int = 1) -> float:
+        """How often attention reads the KV of a decode in a step with prompts: in a step without, it is read once.
+
+        FlashAttention 2 lets the query heads of a KV head share what is read only where no sequence computes more than
+        one token (`seqlenq_ngroups_swapped` in mha_varlen_fwd of flash_api.cpp). Else each query head reads for itself,
+        from memory where the cache of the device cannot hold what is under way.
+        """
+        if device.shares_kv_reads:
+            return 1.0
+        return self.num_attention_heads / tensor_parallel_size / self.kv_heads_per_rank(tensor_parallel_size)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -129,7 +140,8 @@ class Device:
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32", and by "fp8", "int8" and "fp4" where it has them. The efficiencies are the shares of these rates that
     kernels reach; `link_latency_s` the fixed time of an all-reduce, `step_overhead_s` the host time of one engine step,
-    `multiprocessors` their number on a GPU, if known, `aiconfigurator_system` the name in NVIDIA's database of operator
+    `multiprocessors` their number on a GPU, if known, `shares_kv_reads` whether query heads of a KV head read it
+    once in steps with prompts, too, `aiconfigurator_system` the name in NVIDIA's database of operator
     times, if it is in there.
     """
 
@@ -143,4 +155,5 @@ class Device:
     link_latency_s: float
     step_overhead_s: float
     multiprocessors: int | None = None
+    shares_kv_reads: bool = True
     aiconfigurator_system: str | None = None

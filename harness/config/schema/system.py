@@ -31,10 +31,11 @@ class SimEngine(ConfigModel):
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
         vllm_version: of the vLLM that is predicted, such as 0.11.0; null is the newest. It decides asynchronous
             scheduling with scheduler=vllm, the memory account, and the kernels of profiles that come with the project.
-        memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
-            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0); null takes that of vllm_version.
-        max_graph_tokens: tokens of the largest CUDA graph, null for vLLM's choice by max_num_seqs; of profiles that
-            come with the project.
+        memory_account: what is held beside weights and KV blocks: as in vLLM since 0.20 (vllm), which sets memory for
+            CUDA graphs apart, in 0.17 to 0.19 (vllm_0.17), in 0.9 to 0.16 (vllm_0.9), whose sampler sorts all logits,
+            or in an early one (vllm_v0); null takes that of vllm_version.
+        max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
+            of the memory account and of profiles that come with the project.
     """
 
     kind: Literal["sim"] = "sim"
@@ -43,8 +44,8 @@ class SimEngine(ConfigModel):
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     vllm_version: Text | None = None
-    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] | None = None
-    max_graph_tokens: Annotated[int, within("num_tokens")] | None = None
+    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0"] | None = None
+    max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
 
     @model_validator(mode="after")
     def _check_version(self) -> Self:
@@ -201,6 +202,8 @@ class DeviceConfig(ConfigModel):
         link_latency_s: fixed time of one all-reduce.
         step_overhead_s: time of the host for one engine step.
         multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
+        shares_kv_reads: whether the query heads of a KV head read it once in steps with prompts, too; false where each
+            reads it for itself, as FlashAttention 2 does on A100.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
     `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
@@ -217,6 +220,7 @@ class DeviceConfig(ConfigModel):
     link_latency_s: Annotated[float, within("link_latency_s")]
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    shares_kv_reads: bool = True
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
     price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
     tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None

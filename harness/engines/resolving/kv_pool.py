@@ -8,6 +8,7 @@ from harness.config import RunConfig, SimEngine
 from harness.errors import ConfigError
 from simulator.models.hardware import Device, ModelShape
 from simulator.models.memory import DeviceTooSmallError, KVPool, fill_kv_pool, size_kv_pool
+from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
 from simulator.vllm_versions import vllm_version
 
@@ -33,6 +34,7 @@ def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, de
         else:
             share = config.gpu_memory_utilization
             account = config.engine.memory_account or vllm_version(config.engine.vllm_version).memory_account
+            limits["num_graphs"] = count_graphs(config.max_num_seqs, config.engine.max_graph_tokens)
             pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
         given = config.kv_cache_memory_bytes

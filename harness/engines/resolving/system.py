@@ -18,15 +18,17 @@ from harness.engines.resolving.shapes import contiguous_rule, device_rates, mode
 from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
+from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
 from simulator.models.hardware import ModelShape
 from simulator.models.memory import KVPool
-from simulator.models.weight_formats import UnsupportedQuantizationError
+from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
 from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.weight_only import is_widened, widened
 from simulator.system import CostChoice, System
-from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_version
+from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
 
 
 def resolve(config: RunConfig) -> System:
@@ -61,6 +63,7 @@ def resolve(config: RunConfig) -> System:
         max_lookahead_steps=engine.max_lookahead_steps,
         speculation=resolve_speculation(config.speculation, config.seed),
         draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
+        front_end=_front_end(config),
     )
     system = _priced(system, engine.max_graph_tokens)
     if drafter is not None:
@@ -76,6 +79,24 @@ def pool_of(config: RunConfig) -> KVPool:
     model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     stage = largest_stage(model, config.pipeline_parallel_size)
     return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
+
+
+def _front_end(config: RunConfig) -> FrontEndTimes | None:
+    """What requests cost before the engine: as given, and else as of the version of vLLM."""
+    given = config.frontend
+    if given.kind == "none":
+        return None
+    assert isinstance(config.engine, SimEngine)
+    renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
+    found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
+    times = {
+        "request_ns": given.request_ms and round(1e6 * given.request_ms),
+        "prompt_token_ns": given.prompt_token_us and 1e3 * given.prompt_token_us,
+        "latency_ns": given.latency_ms and round(1e6 * given.latency_ms),
+        "spread": given.latency_spread,
+        "processes": given.processes,
+    }
+    return found._replace(**{name: value for name, value in times.items() if value is not None})
 
 
 def _plain(options: SchedulerOptions) -> SchedulerOptions:
@@ -134,6 +155,11 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         if system.cost.source != AUTO:
             _check_kernels(kernels, found)
         return replace(system, profile=found)
+    if gpu and is_widened(model, device.flops):
+        plain = replace(model, quantization=NONE)
+        if found := find_profile(gpu, plain, ranks, system.max_num_seqs, kernels, max_graph_tokens):
+            note = f"products of weights in {model.weight_format} are those measured in 16 bits, which read fewer bytes"
+            return replace(system, profile=widened(found, model, ranks), notes=(note,))
     note = (
         f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
         "project: step times are from the roofline of the device's rates"

@@ -54,10 +54,13 @@ def reference_s(model: ModelShape, device: Device, tp: int, step: StepWork) -> f
     layer += tokens * elementwise * b / bandwidth
     kv_token = 2 * kv_heads * model.head_dim * b
     pair_flops = 4 * heads * model.head_dim
+    reads = heads / kv_heads if step.chunks and not device.shares_kv_reads else 1
     windowed = model.num_sliding_layers / model.num_layers
     for window, share in ((10**9, 1 - windowed), (model.sliding_window, windowed)):
         contexts = min(step.num_context_tokens, step.num_decodes * window)
-        layer += share * max(contexts * kv_token / bandwidth, step.tokens_per_decode * contexts * pair_flops / flops)
+        layer += share * max(
+            reads * contexts * kv_token / bandwidth, step.tokens_per_decode * contexts * pair_flops / flops
+        )
         for chunk in step.chunks:
             pairs = sum(min(chunk.start + i + 1, window) for i in range(chunk.num_tokens))
             read = min(chunk.start, window) + chunk.num_tokens
@@ -79,6 +82,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 500), st.boolea
     st.sampled_from([1, 1, 2, 5, 400]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([QWEN, MOE, WINDOWED]),
+    st.booleans(),
 )
 def test_step_time_is_the_sum_of_its_operators(
     chunks: list[tuple[int, int, bool]],
@@ -87,13 +91,15 @@ def test_step_time_is_the_sum_of_its_operators(
     per_decode: int,
     tp: int,
     model: ModelShape,
+    shares_kv_reads: bool,
 ) -> None:
     """Also where each decode computes several tokens, so many that attention is bound by arithmetic."""
     if not chunks and not num_decodes:
         num_decodes = 1
     step = summed(chunks, num_decodes, num_decodes * mean_context, tokens_per_decode=per_decode)
-    expected = reference_s(model, H100, tp, step)
-    assert RooflineCost(model, H100, tp).step_ns(step) == pytest.approx(expected * 1e9, rel=1e-9, abs=1)
+    device = replace(H100, shares_kv_reads=shares_kv_reads)
+    expected = reference_s(model, device, tp, step)
+    assert RooflineCost(model, device, tp).step_ns(step) == pytest.approx(expected * 1e9, rel=1e-9, abs=1)
 
 
 @pytest.mark.parametrize(
