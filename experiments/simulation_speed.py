@@ -92,11 +92,12 @@ def cases(traces: Path, lengthened: Path) -> dict[str, list[str]]:
             "trace=sharegpt", f"trace.num_requests={number}", f"arrival.rate={40 * count}", f"replicas={count}",
             "router=least_requests",
         ]
-        for name, number, count in (("160k", 160_000, 1), ("160k", 160_000, 4), ("160k", 160_000, 16), ("1M", 10**6, 64))
+        for name, number, count in [*(("160k", 160_000, n) for n in (1, 4, 16)), ("1M", 10**6, 64)]
     }  # fmt: skip
     fleets |= {
         f"mooncake twice, {count} servers": [
-            *mooncake[::2], f"trace.path={lengthened}", f"replicas={count}", "router=prefix_affinity",
+            "trace=mooncake", f"trace.path={lengthened}", "arrival=trace", f"replicas={count}",
+            "router=prefix_affinity",
         ]
         for count in (8, 64)
     }  # fmt: skip

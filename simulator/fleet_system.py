@@ -11,7 +11,8 @@ from simulator.system import System
 
 @dataclass(frozen=True, eq=False)
 class ServerPool:
-    """`num_servers` servers like `system`, which serve requests, compute their prompts or decode them."""
+    """`num_servers` servers like `system`, which serve requests, compute their prompts or decode them; with data-parallel
+    ranks, each of these is a server."""
 
     role: Role
     system: System

@@ -110,7 +110,7 @@ def _groups(steps: pd.DataFrame, *columns: str) -> list[tuple[Any, npt.NDArray[n
 
 
 class _Changes(NamedTuple):
-    """Times, ascending, at which a server begins a step or is idle from then on: from `rows` of the steps by `order`."""
+    """Times, ascending, at which a server begins one of its steps, `rows`, or comes to be idle; `order` sorts them."""
 
     times: Floats
     rows: npt.NDArray[np.intp]

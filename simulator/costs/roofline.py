@@ -175,7 +175,7 @@ class RooflineCost:
         num_bytes = products.quantization.matrix_bytes(rows, columns, self._model.dtype_bytes)
         return _Matrix(2 * rows * columns, columns, num_bytes, products.flops_per_ns, products.input_element_ns)
 
-    def _linear(self, matrix: _Matrix, num_tokens: int, num_matrices: float = 1.0) -> float:
+    def _linear(self, matrix: _Matrix, num_tokens: float, num_matrices: float = 1.0) -> float:
         """`num_matrices` such matrices, each with its share of `num_tokens` tokens."""
         operations, num_columns, num_bytes, flops_per_ns, input_element_ns = matrix
         multiplying = operations * num_tokens / flops_per_ns
@@ -183,12 +183,20 @@ class RooflineCost:
         return max(num_matrices * num_bytes / self._bytes_per_ns, multiplying) + quantising
 
     def _mlp(self, num_tokens: int) -> float:
-        experts, used = self._model.num_experts, self._model.num_experts_per_token
-        if not experts:
+        if not self._model.num_experts:
             return sum([self._linear(matrix, num_tokens) for matrix in self._mlp_matrices])
-        hit = experts * (1 - (1 - used / experts) ** num_tokens)
-        router = self._linear(self._router, num_tokens)
-        return router + sum([self._linear(matrix, num_tokens * used, hit) for matrix in self._mlp_matrices])
+        return self._linear(self._router, num_tokens) + self._experts(num_tokens)
+
+    def experts_ns(self, num_tokens: int, num_ranks: int = 1) -> float:
+        """The experts of all layers, on one of `num_ranks` ranks that share them out and have `num_tokens` tokens
+        together, of which the experts of each get as many."""
+        return self._model.num_layers * self._experts(num_tokens, num_ranks)
+
+    def _experts(self, num_tokens: int, num_ranks: int = 1) -> float:
+        experts, used = self._model.num_experts, self._model.num_experts_per_token
+        hit = experts * (1 - (1 - used / experts) ** num_tokens) / num_ranks
+        num_products = num_tokens * used / num_ranks
+        return sum([self._linear(matrix, num_products, hit) for matrix in self._mlp_matrices])
 
     def _elementwise(self, num_tokens: int) -> float:
         """Two fused norms (read and write hidden state and residual), rotary, activation and KV store of a layer."""

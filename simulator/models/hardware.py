@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.engine_config import KVDtype
 from simulator.models.weight_formats import NONE, Quantization
@@ -120,6 +120,14 @@ class ModelShape:
         embeddings += self.learned_positions * self.hidden_size
         others = self.num_layers * (router + norms + self.extra_layer_parameters) + embeddings + self.hidden_size
         return round(self.num_layers * layer) + others * self.dtype_bytes
+
+    @property
+    def num_expert_layers(self) -> int:
+        return self.num_layers if self.num_experts else 0
+
+    def of_rank(self, num_ranks: int) -> ModelShape:
+        """What is on one of the ranks that share out the experts, and nothing else."""
+        return replace(self, num_experts=self.num_experts // num_ranks)
 
     def kv_reads(self, device: Device, tensor_parallel_size: int = 1) -> float:
         """How often attention reads the KV of a decode in a step with prompts: in a step without, it is read once.

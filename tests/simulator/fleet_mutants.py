@@ -19,7 +19,7 @@ TESTS = (
     "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_handover.py",
     "tests/simulator/test_handover_content.py",
     "tests/simulator/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
-    "tests/simulator/drivers",
+    "tests/simulator/drivers", "tests/simulator/costs/test_ranks.py",
 )  # fmt: skip
 
 
@@ -108,6 +108,11 @@ MUTANTS = (
     FleetMutant("the fastest sets the pace", f"{DRIVERS}/lockstep.py", "pace = max(pace, price)",
                 "pace = min(pace or price, price)"),
     FleetMutant("idle ranks do nothing", f"{DRIVERS}/lockstep.py", "replica.cost_model.step_ns(_DUMMY)", "1"),
+    FleetMutant("idle ranks have no token", f"{DRIVERS}/lockstep.py", "num_tokens += 1 if plan is None", "num_tokens += 0 if plan is None"),
+    FleetMutant("what ranks share is free", f"{DRIVERS}/lockstep.py", "pace += self._shared_ns(num_tokens)", "pass"),
+    FleetMutant("experts count twice", "simulator/costs/ranks.py", " - self._whole.experts_ns(work.num_tokens)", ""),
+    FleetMutant("a rank has all experts", "simulator/costs/ranks.py", "experts_ns(num_tokens, self._num_ranks)", "experts_ns(num_tokens)"),
+    FleetMutant("nothing is scattered back", "simulator/costs/ranks.py", "2 * model.num_expert_layers", "model.num_expert_layers"),
     FleetMutant("a stage takes two plans", f"{DRIVERS}/pipeline.py", "start = max(end, self._stage_free_at[stage])",
                 "start = end"),
 )  # fmt: skip
