@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 
 
 class RankCost:
@@ -32,7 +33,7 @@ class RankCost:
 class SharedExperts:
     """Tells ns of the experts of all layers, with what the ranks exchange for them, given the tokens of all ranks."""
 
-    def __init__(self, whole: RooflineCost, model: ModelShape, device: Device, num_ranks: int) -> None:
+    def __init__(self, whole: RooflineCost, model: Model, device: Device, num_ranks: int) -> None:
         self._whole = whole
         self._num_ranks = num_ranks
         self._exchanges = 2 * model.num_expert_layers

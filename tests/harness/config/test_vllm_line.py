@@ -10,7 +10,8 @@ from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines.vllm_import import expand, translate
 from harness.config.command_lines.vllm_serve import overrides
 from harness.engines.resolving.system import pool_of
-from harness.errors import ConfigError
+from harness.errors import ConfigError, TwinServeError
+from harness.measured import load_measured
 from tests.harness.builders import composed, config
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
@@ -94,3 +95,12 @@ def test_the_version_decides_the_share_of_memory_and_eager_servers_set_none_apar
     )
     assert graphs - eager == 112 * 2**20 + 101 * 36 * (2**20 // 5) and eager == old
     assert any("--enforce-eager" in note for note in translate(f"{SERVE} --enforce-eager").notes)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x", "a\0b"], ids=lambda name: name[:9])
+def test_a_model_or_a_file_that_cannot_be_is_named(name: str) -> None:
+    for command in (f"vllm serve '{name}'", f"{SERVE} --config '{name}'"):
+        with pytest.raises(ConfigError, match="none of conf/model|cannot be read|not a command line"):
+            translate(command)
+    with pytest.raises(TwinServeError, match="not a|no |cannot|missing"):
+        load_measured(f"run:{name[:99]}")
