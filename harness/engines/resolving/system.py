@@ -58,6 +58,7 @@ def resolve(config: RunConfig) -> System:
         scheduler=_plain(config.scheduler),
         pool=pool,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
         tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
@@ -84,6 +85,8 @@ def pool_of(config: RunConfig) -> KVPool:
     """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
     model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     stage = largest_stage(model, config.pipeline_parallel_size)
+    if config.data_parallel_size > 1:
+        stage = model.of_rank(config.data_parallel_size)
     return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
 
 
@@ -135,6 +138,9 @@ def _cost_choice(config: RunConfig) -> CostChoice:
 def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
     roofline instead."""
+    if system.data_parallel_size > 1 and system.cost.kind == "profiled":
+        note = "no measured times of experts over ranks come with the project: step times are from the roofline"
+        system = replace(system, cost=CostChoice("roofline"), notes=(note,))
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
             system = _with_profile(system, max_graph_tokens)
