@@ -64,7 +64,7 @@ def read_num_experts(fields: Fields) -> tuple[int, int]:
     """
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     num_experts = fields.count(_first_there(fields, *names), most=_MOST_EXPERTS)
-    used = _first_there(fields, "num_experts_per_tok", "experts_per_token")
+    used = _first_there(fields, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts")
     return num_experts, fields.count(used, most=num_experts)
 
 

@@ -218,12 +218,12 @@ class Gateway:
             for arrival, row in self._arrivals.pop_due(until_ns):
                 request = self._make_request(row, arrival)
                 if self._decoders is None:
-                    self._send(request, self._desk)
+                    self._send(request, self._desk, until_ns)
                 else:
-                    self._send_apart(request, self._decoders)
+                    self._send_apart(request, self._decoders, until_ns)
         self.next_ns = self._arrivals.next_ns
 
-    def _send(self, request: Request, desk: Desk, number: int | None = None) -> None:
+    def _send(self, request: Request, desk: Desk, now_ns: int, number: int | None = None) -> None:
         number = desk.choose(request) if number is None else number
         view = desk.views[number]
         try:
@@ -232,16 +232,16 @@ class Gateway:
             self._refuse(request, desk.replicas[number], refusal)
             return
         view.count(request)
-        view.submit(request, request.arrival_time)
+        view.submit(request, now_ns)
 
-    def _send_apart(self, request: Request, decoders: Decoders) -> None:
+    def _send_apart(self, request: Request, decoders: Decoders, now_ns: int) -> None:
         """Choose both servers, and send the prompt to the first; or all of a short one to the second."""
         desk = self._decode_desk
         number = desk.choose(request)
         if decoders.local_tokens:
             unseen = request.num_prompt_tokens - desk.views[number].prefix_hits(request)
             if unseen <= decoders.local_tokens:
-                self._send(request, desk, number)
+                self._send(request, desk, now_ns, number)
                 return
         request.prefilled_elsewhere = True
         prompt = prompt_of(request)
@@ -255,7 +255,7 @@ class Gateway:
         desk.views[number].count(request)
         self._apart[request.request_id] = request, number
         self._desk.views[chosen].count(prompt)
-        self._desk.views[chosen].submit(prompt, prompt.arrival_time)
+        self._desk.views[chosen].submit(prompt, now_ns)
 
     def _refuse(self, request: Request, replica: Replica, refusal: RequestRefusedError) -> None:
         replica.observer.on_refused(request, str(refusal))

@@ -56,6 +56,8 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_supported(model: Mapping[str, Any], family: str) -> None:
     """Raise ModelError for what the layers of the family have not."""
+    if model.get("blocks"):
+        raise ModelError("blocks of other kinds are not built from sizes by the real engine; use engine=sim")
     num_layers = model.get("num_layers") or 0
     windows = {"mistral": num_layers, "mixtral": num_layers, "gpt_oss": -(-num_layers // 2)}
     supported = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from engine.core.sequence import Request
 from harness.engines.host_memory import check_pool
@@ -19,6 +20,7 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.fleet import Fleet
 from simulator.fleet_system import FleetSystem, ServerPool
+from simulator.front_end import FrontEnd
 from simulator.gateway import Decoders
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
@@ -45,6 +47,7 @@ class SimulatedEngine:
         self.num_blocks = first.pool.num_blocks
         self.block_bytes = first.block_bytes
         self._pools = fleet.pools
+        self.meta: Mapping[str, Any] = {}
         check_pool(sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
         self._costs = [cost or pool.system.cost_model() for pool in fleet.pools]
         priced = [*zip(fleet.pools, self._costs, strict=True)]
@@ -63,6 +66,9 @@ class SimulatedEngine:
             to, ports = self._replicas[fleet.num_entries :], self._ports
             halves = ports[: fleet.num_entries], ports[fleet.num_entries :]
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
+        if first.front_end is not None:
+            count = fleet.num_entries * first.front_end.processes
+            arrivals = FrontEnd(arrivals, first.front_end, trace.table["num_prompt_tokens"].tolist(), count)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, reading_ns=fleet.reading_ns
         )

@@ -17,6 +17,7 @@ import numpy as np  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("modules", "loops", "marked"),
     [

@@ -68,9 +68,9 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         allowed-headers allowed-media-domains allowed-methods allowed-origins api-key collect-detailed-traces
         hf-token ignore-patterns middleware served-model-name""",
     ("none", "times"): """
-        calculate-kv-scales disable-cascade-attn disable-custom-all-reduce enforce-eager kv-sharing-fast-prefill""",
+        calculate-kv-scales disable-cascade-attn disable-custom-all-reduce kv-sharing-fast-prefill""",
     ("one", "times"): """
-        additional-config api-server-count attention-backend attention-config compilation-config
+        additional-config attention-backend attention-config compilation-config
         distributed-executor-backend gdn-prefill-backend kernel-config moe-backend model-impl
         optimization-level override-attention-dtype stream-interval""",
     ("many", "times"): "cudagraph-capture-sizes logits-processors",

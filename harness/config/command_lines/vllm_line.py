@@ -23,6 +23,7 @@ _SWITCHES = (
     "--enable-prefix-caching",
     "--scheduler-reserve-full-isl",
     "--async-scheduling",
+    "--enforce-eager",
 )
 _NUMBERS_AND_NAMES = (
     "--model",
@@ -34,6 +35,7 @@ _NUMBERS_AND_NAMES = (
     "--max-num-batched-tokens",
     "--block-size",
     "--num-gpu-blocks-override",
+    "--api-server-count",
     "--kv-cache-memory-bytes",
     "--hf-overrides",
     "--override-generation-config",

@@ -60,6 +60,8 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     words += ["--no-enable-prefix-caching"] * (not scheduler.enable_prefix_caching)
     words += ["--no-scheduler-reserve-full-isl"] * (scheduler.admission == "first_chunk")
     words += ["--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling"]
+    if config.frontend.processes > 1:
+        words += ["--api-server-count", config.frontend.processes]
     if hands_over:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     if drafts := _drafts(config):

@@ -8,7 +8,8 @@ from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Fraction, Text, within
-from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig, WeightFormat
+from harness.config.schema.model import WeightFormat
+from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
 from simulator.handover import Role
 
@@ -75,6 +76,28 @@ class NetworkConfig(ConfigModel):
     name: Text = "RDMA 400 Gbit/s"
     bandwidth: Annotated[float, within("link_bandwidth")] = 46e9
     latency_s: Annotated[float, Field(ge=0, le=10)] = 1e-3
+
+
+class FrontEndConfig(ConfigModel):
+    """What requests cost before an engine sees them; in simulation only.
+
+    Attributes:
+        kind: none, clients call the engine; vllm, its API server, by the version of vLLM.
+        endpoint: chat, which renders a template; or completions.
+        request_ms: work of the process for each request; null takes that of the version, and so on.
+        prompt_token_us: the same for each token of a prompt.
+        latency_ms: mean time from client to engine beside that work.
+        latency_spread: of it; 0.5 for 0.5 to 1.5 times the mean, all as likely.
+        processes: of each server, as --api-server-count.
+    """
+
+    kind: Literal["none", "vllm"] = "none"
+    endpoint: Literal["chat", "completions"] = "chat"
+    request_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    prompt_token_us: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    latency_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    latency_spread: Annotated[float, Field(ge=0, le=1)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class PoolConfig(ConfigModel):

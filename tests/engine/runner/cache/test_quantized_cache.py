@@ -35,6 +35,7 @@ def alone(params: SamplingParams, dtype: KVDtype) -> list[list[int]]:
     return generate(params, kv_cache_dtype=dtype, **cut)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.slow), "int4", "fp8"])
 def test_tokens_do_not_depend_on_how_the_work_is_cut_up(dtype: KVDtype, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: Counter[str] = Counter()
