@@ -25,7 +25,9 @@ from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.experts import Experts
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.archive import FOLDER, Entry, entry_name, write_archive
 from simulator.profile.profile import Profile, ProfileError
@@ -89,7 +91,7 @@ class Sources(NamedTuple):
         return ":".join(filter(None, ("aiconfigurator", self.root, self.system + (f"+{kernel}" if kernel else ""))))
 
 
-def _entry(sources: Sources, model: ModelShape, ranks: int, device: Device) -> Entry:
+def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
     """The profile of a model, with the tables that other kernels change."""
     profile = open_profile(sources.name(), model, ranks, 256, device)
     changed = {"piecewise_graphs": {"steps": steps_table(HOST)}}
@@ -104,7 +106,7 @@ def _entry(sources: Sources, model: ModelShape, ranks: int, device: Device) -> E
 _all_reduces: dict[tuple[Sources, int], Profile] = {}  # which are the same for all models
 
 
-def _of_any_model(sources: Sources, kernel: str, model: ModelShape, ranks: int, device: Device) -> Profile:
+def _of_any_model(sources: Sources, kernel: str, model: Model, ranks: int, device: Device) -> Profile:
     """The profile of a model with another kernel; one of any model, where the kernel is of no model's."""
     if kernel != "separate_norms":
         return open_profile(sources.name(kernel), model, ranks, 256, device)
@@ -113,14 +115,14 @@ def _of_any_model(sources: Sources, kernel: str, model: ModelShape, ranks: int, 
     return _all_reduces[sources, ranks]
 
 
-def _kernels(system: str, model: ModelShape, ranks: int) -> Iterator[tuple[str, str]]:
+def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]:
     """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
     if ranks > 1:
         yield "separate_norms", "all_reduce"
     match model.quantization.name:
         case "fp8":
             yield "static_scales", "tokens"
-        case "fp8_block" if model.num_experts and system in _HOPPER and ranks < 8:
+        case "fp8_block" if model.first(Experts) and system in _HOPPER and ranks < 8:
             yield "deepgemm", "tokens"
         case "nvfp4" if system in _OLD_PRODUCTS:
             yield "cutlass_fp4", "tokens"
@@ -128,20 +130,19 @@ def _kernels(system: str, model: ModelShape, ranks: int) -> Iterator[tuple[str, 
             yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
 
 
-def _combinations(models: list[ModelShape], device: Device) -> Iterator[tuple[ModelShape, int]]:
+def _combinations(models: list[Model], device: Device) -> Iterator[tuple[Model, int]]:
     for model in models:
         if model.dtype_bytes != 2:
             continue
         for variant in _variants(model):
             for ranks in RANKS:
-                splits = variant.num_attention_heads % ranks == 0 and (
-                    variant.num_kv_heads % ranks == 0 or ranks % variant.num_kv_heads == 0
-                )
+                heads, kv_heads = variant.sizes["num_attention_heads"], variant.sizes["num_kv_heads"]
+                splits = heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
                 if splits and variant.weight_bytes(ranks) < _LARGEST * device.memory_bytes:
                     yield variant, ranks
 
 
-def _variants(model: ModelShape) -> Iterator[ModelShape]:
+def _variants(model: Model) -> Iterator[Model]:
     """A model in its own format or, where that is 16 bits, in each of `_FORMATS`, with both dtypes of the KV cache."""
     for name in _FORMATS if model.quantization.name == "none" else (model.quantization.name,):
         for kv_dtype in ("auto", "fp8"):

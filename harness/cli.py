@@ -217,6 +217,8 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
         return importlib.import_module("harness.studies.search.explore").explore
+    if config.task == "serve":
+        return importlib.import_module("harness.terminal").serve
     return importlib.import_module("harness.terminal").run
 
 

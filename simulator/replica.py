@@ -148,6 +148,14 @@ class Replica:
         self._inbox.append((now, request))
         self.on_change()
 
+    def withdraw(self, request: Request) -> None:
+        """Take out a request that was submitted and has not ended: nobody waits for it any more."""
+        waits = next((each for each in self._inbox if each[1] is request), None)
+        if waits is not None:
+            self._inbox.remove(waits)
+        else:
+            self.scheduler.abort(request.request_id)
+
     def next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
         next_ns = min(self.source.next_ns, self._transfers.next_ns)

@@ -49,6 +49,7 @@ def scheduler_of(system: System) -> Scheduler:
         max_model_len=system.max_model_len,
         make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
         contiguous=system.contiguous,
+        cached_size=system.pool.cached_size,
         num_host_blocks=system.tiers.num_host_blocks,
         transfer_block_us=system.tiers.transfer_block_us(system.pool),
         offload=system.tiers.offload,
@@ -75,10 +76,10 @@ def stage_costs(system: System, whole: CostModel) -> list[CostModel]:
 def _with_fewer_layers(system: System) -> System:
     """The same system with about half of the layers, of the same kinds in the same shares."""
     model, profile = system.model, system.profile
-    groups = gcd(model.num_layers, model.num_sliding_layers)
+    groups = gcd(model.num_layers, *(blocks.number for blocks in model.blocks))
     share = (groups // 2) / groups if groups > 1 else 0.5
     count = round(model.num_layers * share)
-    fewer = replace(model, num_layers=count, num_sliding_layers=round(model.num_sliding_layers * share))
+    fewer = model.with_layers(count)
     if profile is None:
         return replace(system, model=fewer)
     meta = profile.meta
@@ -86,8 +87,7 @@ def _with_fewer_layers(system: System) -> System:
         name: number * count // model.num_layers if number % model.num_layers == 0 else number
         for name, number in meta.calls.items()
     }
-    sizes = {name: getattr(fewer, name) for name in ("num_layers", "num_sliding_layers") if name in meta.shape}
-    shape = meta.shape | sizes
+    shape = {name: fewer.sizes.get(name, size) for name, size in meta.shape.items()}
     meta = replace(
         meta, num_layers=count, calls=calls, shape=shape, eager_step_us=meta.eager_step_us * count / model.num_layers
     )

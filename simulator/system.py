@@ -17,13 +17,14 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
 from simulator.front_end import FrontEndTimes
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import KVPool
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import KVPool
+from simulator.models.model import Model
 from simulator.profile.profile import Profile
 from simulator.quantities import RANGES
 from simulator.tiers import Tiers
 
-MakeCost = Callable[[ModelShape, Device, int], CostModel]
+MakeCost = Callable[[Model, Device, int], CostModel]
 """Makes the cost model of a model on so many ranks of a device."""
 
 
@@ -72,7 +73,7 @@ class System:
         front_end: what requests cost before the engine sees them; None where clients call it directly.
     """
 
-    model: ModelShape
+    model: Model
     device: Device
     tensor_parallel_size: int
     block_size: int

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import GIB, KVPool, size_kv_pool
+from simulator.models.decoder import decoder
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import GIB, KVPool
+from simulator.models.memory import size_kv_pool
+from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.graph_sizes import count_graphs
 from simulator.vllm_versions import vllm_version
@@ -56,11 +58,11 @@ def predicted(line: pd.Series) -> KVPool:
     )
 
 
-def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> ModelShape:
+def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> Model:
     """A model of shapes.yaml."""
     known = yaml.safe_load((_FOLDER / "shapes.yaml").read_text())[name]
     is_single = dtype == "float32"
-    model = ModelShape(
+    return decoder(
         name=name,
         tie_word_embeddings=known.get("tied", False),
         dtype="fp32" if is_single else "bf16",
@@ -68,8 +70,8 @@ def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> Mode
         kv_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
         quantization=QUANTIZATIONS[quantization],
         **dict(zip(_SIZES, known["sizes"], strict=True)),
+        **dict(zip(_EXPERTS, known.get("experts", (0, 0, 0)), strict=True)),
     )
-    return replace(model, **dict(zip(_EXPERTS, known.get("experts", (0, 0, 0)), strict=True)))
 
 
 def card(name: str) -> Device:

@@ -10,6 +10,7 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import (
     AlikeFleet,
     FleetConfig,
@@ -20,20 +21,20 @@ from harness.config.schema.fleet import (
     check_stages,
 )
 from harness.config.schema.metrics import MetricsConfig
+from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
     CostConfig,
     DeviceConfig,
     EngineConfig,
-    ModelConfig,
     RealEngineConfig,
     SchedulerConfig,
-    WeightFormat,
 )
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
-from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches
+from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches, check_serving
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
@@ -88,6 +89,7 @@ class RunConfig(ConfigModel):
     calibration: CalibrationConfig = CalibrationConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
+    serve: ServeConfig = ServeConfig()
 
     @property
     def num_gpus(self) -> int:
@@ -165,6 +167,8 @@ class RunConfig(ConfigModel):
             raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
         if window is not None and not self.perfetto:
             raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
+        if self.perfetto and isinstance(self.engine, OpenAIEngine):
+            raise ValueError("perfetto=true: engine=openai sees no steps of the server")
         return self
 
     @model_validator(mode="after")
@@ -245,17 +249,10 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        size, model = self.tensor_parallel_size, self.model
-        if model.num_attention_heads % size:
-            raise ValueError(
-                f"tensor_parallel_size={size}: must divide model.num_attention_heads={model.num_attention_heads} of "
-                f"{model.name}"
-            )
-        if not model.shares_out(size):
-            raise ValueError(
-                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={model.num_kv_heads} "
-                f"of {model.name}"
-            )
+        if self.model.blocks and self.engine.kind != "sim":
+            raise ValueError(f"model.blocks: engine={self.engine.kind} runs layers that are alike; use engine=sim")
+        if wrong := self.model.shares_out(self.tensor_parallel_size):
+            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: {wrong} of {self.model.name}")
         return self
 
     @model_validator(mode="after")
@@ -271,7 +268,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
-        if self.weight_format == "mxfp4" and not self.model.num_experts:
+        if self.weight_format == "mxfp4" and not self.model.has_experts:
             raise ValueError(
                 f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
             )
@@ -279,7 +276,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_real_quantization(self) -> Self:
-        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+        if isinstance(self.engine, RealEngineConfig) and self.weight_format not in _REAL_FORMATS:
             raise ValueError(
                 f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
                 "of these or engine=sim"
@@ -291,6 +288,7 @@ class RunConfig(ConfigModel):
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
+        check_serving(self.task, self.serve, self.engine)
         reads = self.task in ("report", "plot")
         if reads and not self.results:
             raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention.backends import BackendUnavailableError
 from simulator.arrivals import Arrivals
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 
 _WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
 # Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and a decode beside a prompt.
@@ -53,6 +54,11 @@ class Setup:
     warm_up: bool
     num_threads: int | None
 
+    def use_threads(self) -> None:
+        """Compute with so many threads from now on."""
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+
 
 class RealEngine:
     """A model loaded and ready to serve `trace`, once; the record fills meanwhile.
@@ -63,14 +69,14 @@ class RealEngine:
     """
 
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
-        if setup.num_threads is not None:
-            torch.set_num_threads(setup.num_threads)
+        setup.use_threads()
         try:
             self._executor = make_executor(setup.engine, setup.model, setup.weights)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
         self.num_blocks = self._executor.num_blocks
         self.pool_blocks = [self.num_blocks]
+        self.meta: Mapping[str, Any] = {}
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
@@ -230,7 +236,10 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
 # Values of a key that only simulated models have otherwise.
 _SIMULATED_ONLY = {"learned_positions": 0}
 # Keys in which a folder of the same sizes may differ.
-_NO_SIZES = {"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys", "extra_layer_parameters"}
+_NO_SIZES = {
+    "name", "dtype", "quantization", "part_formats", "blocks", "kv_cache_dtype", "ignored_keys",
+    "extra_layer_parameters",
+}  # fmt: skip
 
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
@@ -247,7 +256,7 @@ def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -
         )
 
 
-def _check_memory(model: ModelShape) -> None:
+def _check_memory(model: Model) -> None:
     """Refuse weights that would drive the machine out of memory; raises ConfigError."""
     needed = model.weight_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from engine.core.sequence import Request
 from harness.engines.host_memory import check_pool
@@ -46,6 +47,7 @@ class SimulatedEngine:
         self.num_blocks = first.pool.num_blocks
         self.block_bytes = first.block_bytes
         self._pools = fleet.pools
+        self.meta: Mapping[str, Any] = {}
         check_pool(sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
         self._costs = [cost or pool.system.cost_model() for pool in fleet.pools]
         priced = [*zip(fleet.pools, self._costs, strict=True)]

@@ -7,7 +7,7 @@
 
 X is the time of a mixed batch beyond D and P: a kernel that serves both is slower for the decodes. X hardly depends on
 p, and is the median over all p that were measured. `reads` says how often the kernels of the device read the KV of a
-decode beside prompts (`ModelShape.kv_reads`): decodes wait for memory. Contexts of different lengths take as long as
+decode beside prompts (`Model.kv_reads`): decodes wait for memory. Contexts of different lengths take as long as
 if each were c = mean + gain·standard deviation. A profile may instead hold measured times of such contexts
 (`simulator.costs.deviation`).
 """

@@ -30,7 +30,7 @@ from simulator.costs.attention_times import AttentionCost, deviation
 from simulator.costs.decode_batch import DecodeBatch
 from simulator.costs.known_times import KnownTimes
 from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import Profile
 
@@ -72,7 +72,7 @@ class ProfiledCost:
     def __init__(
         self,
         profile: Profile,
-        model: ModelShape,
+        model: Model,
         tensor_parallel_size: int,
         values: Mapping[str, float],
         *,

@@ -16,33 +16,33 @@ from dataclasses import replace
 
 import pandas as pd
 
-from simulator.models.hardware import ModelShape
+from simulator.models.experts import Experts
+from simulator.models.model import Model
 from simulator.models.weight_formats import NONE
 from simulator.profile.profile import Profile
 
 WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
 
 
-def is_widened(model: ModelShape, flops: dict[str, float]) -> bool:
+def is_widened(model: Model, flops: dict[str, float]) -> bool:
     """Whether all linear layers of a model are multiplied in its own dtype, though their weights take fewer bits."""
     stored = model.quantization
     return (
         stored.weight_bits is not None
-        and not model.num_experts
+        and not model.first(Experts)
         and stored.arithmetic not in flops
         and stored.is_weight_only_elsewhere
     )
 
 
-def widened(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> Profile:
+def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profile:
     """`profile`, of weights in 16 bits, for the weights of `model`."""
-    qkv, output = model.attention_matrices(tensor_parallel_size)
-    gate_up, down = model.mlp_matrices(tensor_parallel_size)
-    matrices = {"qkv_proj": qkv, "o_proj": output, "gate_up_proj": gate_up, "down_proj": down}
+    matrices = {each.name: (each.rows, each.columns) for _, each in model.matrices(tensor_parallel_size)}
     parts = []
     for operator, rows in profile.tables["tokens"].groupby("operator", sort=False):
         if operator in matrices:
-            sizes = [each.matrix_bytes(*matrices[operator], model.dtype_bytes) for each in (model.quantization, NONE)]
+            matrix, formats = matrices[str(operator)], (model.quantization, NONE)
+            sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
             most = rows.iloc[-1]
             products = (
                 WIDENING[model.quantization.weight_bits or 8]

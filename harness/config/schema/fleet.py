@@ -8,7 +8,8 @@ from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Fraction, Text, within
-from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig, WeightFormat
+from harness.config.schema.model import WeightFormat
+from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
 from simulator.handover import Role
 

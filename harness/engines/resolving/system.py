@@ -20,8 +20,8 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.models.hardware import ModelShape
-from simulator.models.memory import KVPool
+from simulator.models.kv_pool import KVPool
+from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
@@ -29,6 +29,8 @@ from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
 from simulator.system import CostChoice, System
 from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
+
+_NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 
 
 def resolve(config: RunConfig) -> System:
@@ -65,6 +67,9 @@ def resolve(config: RunConfig) -> System:
         draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
         front_end=_front_end(config),
     )
+    if model.state_bytes() and system.scheduler.enable_prefix_caching:
+        scheduler = replace(system.scheduler, enable_prefix_caching=False)
+        system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
     system = _priced(system, engine.max_graph_tokens)
     if drafter is not None:
         own = _drafting(system, drafter)
@@ -104,7 +109,7 @@ def _plain(options: SchedulerOptions) -> SchedulerOptions:
     return SchedulerOptions(**{field.name: getattr(options, field.name) for field in fields(SchedulerOptions)})
 
 
-def _drafter_shape(config: RunConfig) -> ModelShape | None:
+def _drafter_shape(config: RunConfig) -> Model | None:
     """The model that drafts, with weights of its own format."""
     drafter = getattr(config.speculation, "drafter", None)
     if drafter is None:
@@ -159,13 +164,13 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         plain = replace(model, quantization=NONE)
         if found := find_profile(gpu, plain, ranks, system.max_num_seqs, kernels, max_graph_tokens):
             note = f"products of weights in {model.weight_format} are those measured in 16 bits, which read fewer bytes"
-            return replace(system, profile=widened(found, model, ranks), notes=(note,))
+            return replace(system, profile=widened(found, model, ranks), notes=(*system.notes, note))
     note = (
         f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
         "project: step times are from the roofline of the device's rates"
     )
     _check_arithmetic(system)
-    return replace(system, cost=CostChoice("roofline"), notes=(note,))
+    return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
 
 
 def _comes_along(source: str | None) -> bool:
@@ -196,13 +201,13 @@ def _errors_of(cost: CostChoice) -> Iterator[None]:
 def _check_arithmetic(system: System) -> None:
     """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
     try:
-        for quantization in (system.model.attention_quantization, system.model.quantization):
-            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+        for part in {weights.part for _, weights in system.model.matrices()}:
+            system.model.format_of(part).products(system.model.dtype, system.device.flops, system.device.name)
     except UnsupportedQuantizationError as error:
         raise ConfigError(str(error)) from None
 
 
-def _drafting(system: System, drafter: ModelShape) -> System:
+def _drafting(system: System, drafter: Model) -> System:
     """The system that prices the drafter: without the host's overhead, which counts once per step; by a profile only if
     one comes with the project, since another one is of the model that verifies."""
     device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)

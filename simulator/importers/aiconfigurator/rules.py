@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 
 LOGIT_BYTES = 4
 SUSTAINED = 1.1
@@ -68,22 +68,13 @@ def memory_rule(rates: Mapping[str, float]) -> MemoryRule:
     return MemoryRule(1e6 * rates["mem_empirical_constant_latency"], 1e6 / bandwidth)
 
 
-def elementwise_work(model: ModelShape, tensor_parallel_size: int) -> tuple[int, float]:
-    """Kernels of one layer that only move bytes, and bytes per token that they move on one rank.
-
-    Two norms (each reads and writes the hidden state and the residual), rotary embedding (reads and writes query and
-    key), KV store (reads and writes key and value), and the activation (reads gate and up, writes their product), which
-    a fused mixture of experts contains. Models that norm query and key have a kernel for each.
-    """
-    heads, kv_heads = model.num_attention_heads // tensor_parallel_size, model.kv_heads_per_rank(tensor_parallel_size)
-    turned = 2 * (heads + kv_heads) * model.head_dim
-    elements = 2 * 4 * model.hidden_size + (2 * turned if model.qk_norm else turned)
-    stored = 2 * kv_heads * (model.head_dim * model.dtype_bytes + model.kv_row_bytes)
-    activated = 0 if model.num_experts else 3 * model.intermediate_size // tensor_parallel_size
-    num_kernels = (4 if model.num_experts else 5) + (2 if model.qk_norm else 0)
-    return num_kernels, (elements + activated) * model.dtype_bytes + stored
+def elementwise_work(model: Model, tensor_parallel_size: int) -> tuple[float, float]:
+    """Kernels of a layer that only move bytes, and bytes per token on one rank: the mean of all layers."""
+    kernels = [(count, block.small_kernels(model, tensor_parallel_size)) for count, block in model.blocks]
+    num_kernels = sum(count * each.num_kernels for count, each in kernels)
+    return num_kernels / model.num_layers, sum(count * each.num_bytes for count, each in kernels) / model.num_layers
 
 
-def sampler_bytes(model: ModelShape) -> float:
+def sampler_bytes(model: Model) -> float:
     """Bytes per sequence of sampling: logits are cast to float32, read for the largest one, and read once more."""
     return model.vocab_size * (model.dtype_bytes + 3 * LOGIT_BYTES)

@@ -23,7 +23,7 @@ from tests.harness.builders import CONF, config
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVER_KEYS = (
     "model", "scheduler", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization",
-    "tensor_parallel_size", "gpu_memory_utilization", "num_blocks", "engine", "speculation",
+    "tensor_parallel_size", "gpu_memory_utilization", "num_blocks", "engine", "speculation", "frontend",
 )  # fmt: skip
 
 
@@ -43,6 +43,14 @@ def test_defaults_are_those_of_vllm_on_the_device(device: str, num_seqs: int, nu
     settings = of(SERVE, f"device={device}")
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (num_seqs, num_tokens)
     assert settings.scheduler == config("scheduler=vllm").scheduler
+
+
+def test_a_command_line_has_the_front_end_of_a_server_and_what_is_given_beside_it_counts() -> None:
+    assert of(SERVE).frontend == config("frontend=vllm").frontend
+    several = of(f"{SERVE} --api-server-count 3")
+    assert several.frontend.processes == 3 and "--api-server-count 3" in serve_command(several)
+    beside = config(*expand([f"import_vllm={SERVE} -asc 3", "frontend=none"]).overrides)
+    assert beside.frontend == config().frontend
 
 
 def test_defaults_depend_on_one_another() -> None:
