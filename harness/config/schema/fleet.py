@@ -228,18 +228,20 @@ def check_stages(
 
 def check_ranks(config: "RunConfig") -> None:
     """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts."""
-    ranks, experts = config.data_parallel_size, config.model.num_experts
+    ranks, counts = config.data_parallel_size, config.model.expert_counts
     if ranks == 1:
         if config.expert_parallel:
             raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
         return
     num_gpus = ranks * config.tensor_parallel_size
     obstacles = {
-        f"{config.model.name} has no experts; use replicas={ranks} router=vllm_balancer": not experts,
+        f"{config.model.name} has no experts; use replicas={ranks} router=vllm_balancer": not counts,
         "ranks that share the experts' matrices are not simulated; use expert_parallel=true": (
             not config.expert_parallel
         ),
-        f"its {num_gpus} GPUs must share out the {experts} experts of {config.model.name}": bool(experts % num_gpus),
+        f"its {num_gpus} GPUs must share out the {', '.join(map(str, counts))} experts of {config.model.name}": any(
+            count % num_gpus for count in counts
+        ),
         f"engine={config.engine.kind} is one server; use engine=sim": config.engine.kind != "sim",
         "is for fleet=replicas": not isinstance(config.fleet, AlikeFleet),
         "a rank cannot be a pipeline; use pipeline_parallel_size=1": config.pipeline_parallel_size > 1,
