@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from engine.server.tally import Tally
 from harness.engines.serving.serve import serve
 from tests.harness.builders import SMALLEST, config
 
@@ -76,6 +75,5 @@ def serving(folder: Path, *overrides: str) -> Iterator[Server]:
     finally:
         found["stop"]()
         thread.join(timeout=30)
-    ended = told.get(timeout=5)
-    if not isinstance(ended, Tally):
-        raise ended
+    if (error := told.get(timeout=5)) is not None:
+        raise error
