@@ -9,7 +9,8 @@ import yaml
 
 from simulator.models.decoder import decoder
 from simulator.models.hardware import Device
-from simulator.models.memory import GIB, KVPool, size_kv_pool
+from simulator.models.kv_pool import GIB, KVPool
+from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.graph_sizes import count_graphs

@@ -65,6 +65,7 @@ class Block:
     """A kind of attention or of MLP; the methods with a default are those of a block without it."""
 
     is_attention = True
+    kv_formula = ""  # of `kv_bytes` in a block of tokens, for people; {layers} stands for the layers
     rotary_dim = 0
     window = 0  # tokens after which the cache of a token is given back; 0 for never
 

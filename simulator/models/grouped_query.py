@@ -38,6 +38,8 @@ class GroupedQuery(Block):
         """KV heads are split over the ranks, and replicated where there are more ranks than heads."""
         return max(1, self.num_kv_heads // ranks)
 
+    kv_formula = "2·{layers}·block_size·kv_heads/TP·(head_dim·bytes + scale)"
+
     @property
     def rotary_dim(self) -> int:  # type: ignore[override]
         return self.head_dim

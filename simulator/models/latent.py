@@ -47,6 +47,12 @@ class Latent(Block):
     num_extras: int = 0
 
     @property
+    def kv_formula(self) -> str:  # type: ignore[override]
+        """On every rank in full."""
+        index = " + {layers}·block_size·(index_dim + 4)" if self.index_heads else ""
+        return "{layers}·block_size·(kv_rank + rope_dim)·bytes" + index
+
+    @property
     def rotary_dim(self) -> int:  # type: ignore[override]
         return self.rope_dim
 

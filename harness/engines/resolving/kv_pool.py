@@ -7,7 +7,8 @@ from typing import Any
 from harness.config import RunConfig, SimEngine
 from harness.errors import ConfigError
 from simulator.models.hardware import Device
-from simulator.models.memory import DeviceTooSmallError, KVPool, fill_kv_pool, size_kv_pool
+from simulator.models.kv_pool import KVPool, kv_formula
+from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
 from simulator.models.model import Model
 from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
@@ -20,7 +21,13 @@ def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Devi
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         if drafter is not None:
             block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(config.num_blocks, config.block_size, block_bytes, has_drafter=drafter is not None)
+        return KVPool(
+            config.num_blocks,
+            config.block_size,
+            block_bytes,
+            has_drafter=drafter is not None,
+            formula=kv_formula(model),
+        )
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     limits: Any = {
         "block_size": config.block_size,

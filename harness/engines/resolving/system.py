@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
@@ -20,7 +21,7 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.models.memory import KVPool
+from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
@@ -29,6 +30,8 @@ from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
 from simulator.system import CostChoice, System
 from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
+
+_NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 
 
 def resolve(config: RunConfig) -> System:
@@ -55,6 +58,7 @@ def resolve(config: RunConfig) -> System:
         scheduler=_plain(config.scheduler),
         pool=pool,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
         tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
@@ -65,6 +69,9 @@ def resolve(config: RunConfig) -> System:
         draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
         front_end=_front_end(config),
     )
+    if model.state_bytes() and system.scheduler.enable_prefix_caching:
+        scheduler = replace(system.scheduler, enable_prefix_caching=False)
+        system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
     system = _priced(system, engine.max_graph_tokens)
     if drafter is not None:
         own = _drafting(system, drafter)
@@ -78,6 +85,8 @@ def pool_of(config: RunConfig) -> KVPool:
     """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
     model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     stage = largest_stage(model, config.pipeline_parallel_size)
+    if config.data_parallel_size > 1:
+        stage = model.of_rank(config.data_parallel_size)
     return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
 
 
@@ -89,7 +98,7 @@ def _front_end(config: RunConfig) -> FrontEndTimes | None:
     assert isinstance(config.engine, SimEngine)
     renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
     found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
-    times = {
+    times: dict[str, Any] = {
         "request_ns": given.request_ms and round(1e6 * given.request_ms),
         "prompt_token_ns": given.prompt_token_us and 1e3 * given.prompt_token_us,
         "latency_ns": given.latency_ms and round(1e6 * given.latency_ms),
@@ -129,6 +138,9 @@ def _cost_choice(config: RunConfig) -> CostChoice:
 def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
     roofline instead."""
+    if system.data_parallel_size > 1 and system.cost.kind == "profiled":
+        note = "no measured times of experts over ranks come with the project: step times are from the roofline"
+        system = replace(system, cost=CostChoice("roofline"), notes=(note,))
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
             system = _with_profile(system, max_graph_tokens)
@@ -159,13 +171,13 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         plain = replace(model, quantization=NONE)
         if found := find_profile(gpu, plain, ranks, system.max_num_seqs, kernels, max_graph_tokens):
             note = f"products of weights in {model.weight_format} are those measured in 16 bits, which read fewer bytes"
-            return replace(system, profile=widened(found, model, ranks), notes=(note,))
+            return replace(system, profile=widened(found, model, ranks), notes=(*system.notes, note))
     note = (
         f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
         "project: step times are from the roofline of the device's rates"
     )
     _check_arithmetic(system)
-    return replace(system, cost=CostChoice("roofline"), notes=(note,))
+    return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
 
 
 def _comes_along(source: str | None) -> bool:

@@ -12,7 +12,8 @@ from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import KVDtype
 from simulator.costs.roofline import RooflineCost
 from simulator.models.hardware import Device
-from simulator.models.memory import ACCOUNTS, GIB, DeviceTooSmallError, size_kv_pool
+from simulator.models.kv_pool import GIB
+from simulator.models.memory import ACCOUNTS, DeviceTooSmallError, size_kv_pool
 from simulator.models.model import Model
 from tests.simulator.builders import H100, MODEL, MOE, QWEN, WINDOWED, load_model, resized
 
