@@ -61,7 +61,8 @@ def serving(folder: Path, *overrides: str) -> Iterator[Server]:
     def run() -> None:
         try:
             settings = config("task=serve", "serve.port=0", *overrides)
-            told.put(serve(settings, folder, told.put, lambda stop: found.update(stop=stop)))
+            serve(settings, folder, told.put, lambda stop: found.update(stop=stop))
+            told.put(None)
         except BaseException as error:
             told.put(error)
 
