@@ -26,6 +26,7 @@ class _Call:
     channel: Channel
     stream: Stream | None = None
     sent: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    num_cached: dict[int, int] = field(default_factory=dict)  # tokens, by prompt
 
 
 class RealBackend:
@@ -159,7 +160,8 @@ class RealBackend:
                 continue
             deltas = [delta for output in outputs for delta in self._deltas(call, output)]
             if deltas:
-                news.append((call.channel, deltas, outputs[0].num_cached_tokens or 0))
+                call.num_cached |= {output.index: output.num_cached_tokens or 0 for output in outputs}
+                news.append((call.channel, deltas, sum(call.num_cached.values())))
             if not stream.num_unfinished:
                 del self._calls[call]
         if news:

@@ -154,6 +154,18 @@ def test_texts_have_as_many_tokens_as_the_trace_says(prompts: str, tmp_path: Pat
     assert outcome.requests["status"].unique().tolist() == ["finished"]
 
 
+def test_a_server_that_makes_no_texts_ends_the_run_with_a_word() -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> Any:
+        return web.Response(status=404)
+
+    turns = pd.DataFrame({"session_id": [0, 0], "num_prompt_tokens": [8, 20], "num_output_tokens": 4})
+    loop = ("arrival=sessions", "arrival.rate=100", "arrival.think_time=0.01")
+    with fake_server(answer) as fake:
+        for overrides, trace in (((), None), (loop, turns)):  # beforehand, and when a turn is sent
+            with pytest.raises(ConfigError, match=r"prompts=text: the server makes no texts \(/detokenize"):
+                drive(fake.address, "engine.prompts=text", *overrides, trace=trace)
+
+
 @pytest.mark.parametrize(
     "override",
     ["engine.endpoint=localhost:8000", "engine.endpoint=http://user:pw@host", "engine.metrics=http://host?key=1",
