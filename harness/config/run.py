@@ -269,7 +269,12 @@ class RunConfig(ConfigModel):
         if not isinstance(self.fleet, AlikeFleet):
             check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
-        check_ranks(self)
+        alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
+        check_ranks(
+            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
+            self.scheduler, self.cost, shares_out=self.expert_parallel,
+            steps_alone=alone and self.speculation.kind == "none",
+        )  # fmt: skip
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
 
