@@ -234,8 +234,10 @@ def check_ranks(
     shares_out: bool,
     steps_alone: bool,
 ) -> None:
-    """Raise ValueError where a server cannot be ranks with data-parallel attention, on `num_gpus` in all, that share out
-    the experts; `steps_alone`: it is no pipeline, drafts nothing and is in no pool."""
+    """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
+
+    They are on `num_gpus` in all; `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
+    """
     if num_ranks == 1 and shares_out:
         raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
     experts = model.num_experts
