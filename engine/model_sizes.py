@@ -62,9 +62,8 @@ def read_num_experts(fields: Fields) -> tuple[int, int]:
     Raises:
         ModelError: one is missing or out of range.
     """
-    num_experts = fields.count(
-        _first_there(fields, "num_experts", "num_local_experts", "n_routed_experts"), most=_MOST_EXPERTS
-    )
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = fields.count(_first_there(fields, *names), most=_MOST_EXPERTS)
     used = _first_there(fields, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts")
     return num_experts, fields.count(used, most=num_experts)
 

@@ -41,3 +41,11 @@ def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, conf
     print_table(document, console)
     console.print(f"results: {folder}", highlight=False, soft_wrap=True)
     return document
+
+
+def serve(config: RunConfig, folder: Path) -> None:
+    """Be a server until a signal comes, as `config.serve` says; raises ConfigError."""
+    from harness.engines.serving.serve import serve  # imported late, as it brings a web framework
+
+    console = Console()
+    serve(config, folder, lambda address: console.print(f"serving at {address}", highlight=False))

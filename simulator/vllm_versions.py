@@ -1,7 +1,9 @@
 """What the version of vLLM decides of a simulation: one row for each version from which on something is different.
 
     asynchronous scheduling   by default since 0.14 (pull request 23569)
-    memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`)
+    memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the
+                              CUDA graphs is set apart since 0.20 (pull request 30515; logs of 0.20.0 say so)
+    share of the memory       --gpu-memory-utilization is 0.92 by default since 0.20, to make up for it
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
@@ -40,6 +42,7 @@ class VllmVersion(NamedTuple):
     async_scheduling: bool
     memory_account: str
     kernels: tuple[str, ...]
+    gpu_memory_utilization: float = 0.9
 
 
 _ACCOUNT = "vllm_0.9"
@@ -49,8 +52,9 @@ _VERSIONS = (
     VllmVersion((0, 12), False, _ACCOUNT, ("separate_norms", "cutlass_fp4", "deepgemm")),
     VllmVersion((0, 14), True, _ACCOUNT, ("separate_norms", "cutlass_fp4")),
     VllmVersion((0, 16), True, _ACCOUNT, ("cutlass_fp4",)),
-    VllmVersion((0, 17), True, "vllm", ("cutlass_fp4",)),
-    VllmVersion((0, 22), True, "vllm", ()),
+    VllmVersion((0, 17), True, "vllm_0.17", ("cutlass_fp4",)),
+    VllmVersion((0, 20), True, "vllm", ("cutlass_fp4",), 0.92),
+    VllmVersion((0, 22), True, "vllm", (), 0.92),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)

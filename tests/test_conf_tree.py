@@ -21,6 +21,7 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 TOGETHER = ("model", "device", "scheduler", "arrival", "router", "tiers")
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
+    "engine/openai": ["engine.endpoint=http://localhost:8000"],
     **{
         f"trace/{name}": ["trace.path=x"]
         for name in (

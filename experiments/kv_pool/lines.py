@@ -13,6 +13,7 @@ from simulator.models.kv_pool import GIB, KVPool
 from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
+from simulator.profile.graph_sizes import count_graphs
 from simulator.vllm_versions import vllm_version
 
 _FOLDER = Path(__file__).parent
@@ -26,7 +27,9 @@ _BLOCK = 16  # tokens, vLLM's default
 
 def read_lines() -> pd.DataFrame:
     """lines.csv; see its header. `tokens` is NaN where only GiB were published."""
-    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str}).fillna({"fitted": ""})
+    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str, "eager": str}).fillna(
+        {"fitted": "", "eager": ""}
+    )
 
 
 def with_predictions(lines: pd.DataFrame) -> pd.DataFrame:
@@ -51,6 +54,7 @@ def predicted(line: pd.Series) -> KVPool:
         max_num_batched_tokens=int(line["max_num_batched_tokens"]),
         max_num_seqs=int(line["max_num_seqs"]),
         memory_account=vllm_version(line["vllm"]).memory_account,
+        num_graphs=0 if line["eager"] else count_graphs(int(line["max_num_seqs"])),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine.documents import user_path
 from engine.json_file import Fields, ModelError, read_json, shown
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Sizes, read_num_experts, read_sizes
 from harness.config.huggingface_blocks import READERS, num_layers_of, read_blocks
@@ -67,7 +68,7 @@ def resolve_model(model: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(replaced, Mapping):
         raise ConfigError(f"model.hf_overrides={shown(replaced)}: must be keys of a {_CONFIG} with values")
     try:
-        return _read_model(Path(path).expanduser(), replaced, with_weights="quantization" not in given) | given
+        return _read_model(user_path(path), replaced, with_weights="quantization" not in given) | given
     except ModelError as error:
         raise ConfigError(f"model.config={path!r}: {error}") from None
 

@@ -10,6 +10,7 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import (
     AlikeFleet,
     FleetConfig,
@@ -17,6 +18,7 @@ from harness.config.schema.fleet import (
     NetworkConfig,
     RouterConfig,
     check_pools,
+    check_ranks,
     check_stages,
 )
 from harness.config.schema.metrics import MetricsConfig
@@ -30,9 +32,10 @@ from harness.config.schema.system import (
     SchedulerConfig,
 )
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
-from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches
+from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches, check_serving
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
@@ -68,6 +71,8 @@ class RunConfig(ConfigModel):
     frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
+    data_parallel_size: Annotated[int, within("replicas")] = 1
+    expert_parallel: bool = False
     replicas: Annotated[int, within("replicas")] = 1
     gpu_memory_utilization: Fraction = 0.9
     kv_cache_memory_bytes: Annotated[int, within("memory_bytes")] | None = None
@@ -87,13 +92,14 @@ class RunConfig(ConfigModel):
     calibration: CalibrationConfig = CalibrationConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
+    serve: ServeConfig = ServeConfig()
 
     @property
     def num_gpus(self) -> int:
         """GPUs of all servers."""
         own = self.pipeline_parallel_size, self.tensor_parallel_size
         if isinstance(self.fleet, AlikeFleet):
-            return self.replicas * own[0] * own[1]
+            return self.num_servers * own[0] * own[1]
         return sum(
             pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
             for pool in self.fleet.pools
@@ -101,7 +107,10 @@ class RunConfig(ConfigModel):
 
     @property
     def num_servers(self) -> int:
-        return self.replicas if isinstance(self.fleet, AlikeFleet) else sum(each.replicas for each in self.fleet.pools)
+        """Servers that requests are spread over: with data-parallel ranks, each of these."""
+        if isinstance(self.fleet, AlikeFleet):
+            return self.replicas * self.data_parallel_size
+        return sum(each.replicas for each in self.fleet.pools)
 
     @property
     def is_apart(self) -> bool:
@@ -164,6 +173,8 @@ class RunConfig(ConfigModel):
             raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
         if window is not None and not self.perfetto:
             raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
+        if self.perfetto and isinstance(self.engine, OpenAIEngine):
+            raise ValueError("perfetto=true: engine=openai sees no steps of the server")
         return self
 
     @model_validator(mode="after")
@@ -258,6 +269,7 @@ class RunConfig(ConfigModel):
         if not isinstance(self.fleet, AlikeFleet):
             check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
+        check_ranks(self)
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
 
@@ -271,7 +283,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_real_quantization(self) -> Self:
-        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+        if isinstance(self.engine, RealEngineConfig) and self.weight_format not in _REAL_FORMATS:
             raise ValueError(
                 f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
                 "of these or engine=sim"
@@ -283,6 +295,7 @@ class RunConfig(ConfigModel):
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
+        check_serving(self.task, self.serve, self.engine)
         reads = self.task in ("report", "plot")
         if reads and not self.results:
             raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")

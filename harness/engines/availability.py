@@ -9,13 +9,17 @@ from harness import interrupts
 from harness.errors import ConfigError
 
 
-def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
+def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
     """Checks that the configured engine can run here.
 
     Raises:
-        ConfigError: torch or a CUDA device is missing, or a package is too old.
+        ConfigError: torch, aiohttp or a CUDA device is missing, or a package is too old.
     """
     if kind == "sim":
+        return
+    if kind == "openai":
+        if importlib.util.find_spec("aiohttp") is None:
+            raise ConfigError("engine=openai: aiohttp is not installed (pip install -e '.[client]')")
         return
     runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
     if importlib.util.find_spec("torch") is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,6 +54,11 @@ class Setup:
     warm_up: bool
     num_threads: int | None
 
+    def use_threads(self) -> None:
+        """Compute with so many threads from now on."""
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+
 
 class RealEngine:
     """A model loaded and ready to serve `trace`, once; the record fills meanwhile.
@@ -63,14 +69,14 @@ class RealEngine:
     """
 
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
-        if setup.num_threads is not None:
-            torch.set_num_threads(setup.num_threads)
+        setup.use_threads()
         try:
             self._executor = make_executor(setup.engine, setup.model, setup.weights)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
         self.num_blocks = self._executor.num_blocks
         self.pool_blocks = [self.num_blocks]
+        self.meta: Mapping[str, Any] = {}
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)

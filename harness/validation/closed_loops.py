@@ -20,6 +20,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from engine.documents import user_path
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import ValidationConfig
 from harness.engines.resolving.system import resolve
@@ -45,7 +46,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
         TwinServeError: the file or the configuration cannot be used.
     """
     assert config.validation.measured is not None
-    path = Path(config.validation.measured.partition(":")[2]).expanduser()
+    path = user_path(config.validation.measured.partition(":")[2])
     rows = read_rows(path, _selection(config))
     simulated = [
         simulate_row(system_of(config, row), row, config.validation, config.seed)

@@ -29,7 +29,10 @@ _MIB = 1 << 20
 # Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
 _OWN_SEGMENT, _SEGMENT_STEP, _LEAST_SPLIT = 10 * _MIB, 2 * _MIB, _MIB
 _ASSUMED_MULTIPROCESSORS = 128  # of a GPU whose description does not say
+_MXFP4_WIDTH = 256  # vllm/model_executor/layers/quantization/mxfp4.py
 _NVLINK_BANDWIDTH = 150e9  # bytes/s, one direction: links of at least this are NVLink's
+# Of CUDA graphs, fitted to the estimates that vLLM 0.19 logged for 44 servers on H100 (experiments/kv_pool).
+_FIRST_GRAPH_BYTES, _GRAPH_LAYER_BYTES = 112 * _MIB, _MIB // 5
 
 
 class DeviceTooSmallError(ValueError):
@@ -48,6 +51,8 @@ class MemoryAccount:
         library_bytes: cuBLAS's workspace and small inputs.
         outside_bytes: memory outside of torch on a single GPU: kernels that were loaded, allocator slack.
         nvlink_bytes: more of it with several GPUs on NVLink: buffers of NCCL and of direct all-reduces.
+        counts_graphs: whether an estimate of the CUDA graphs' memory is set apart, by default since 0.20.
+        pads_inputs: whether experts in MXFP4 are padded in both directions, not in their own width only.
     """
 
     name: str
@@ -57,11 +62,22 @@ class MemoryAccount:
     library_bytes: int
     outside_bytes: int
     nvlink_bytes: int
+    counts_graphs: bool
+    pads_inputs: bool
 
     def held_outside(self, device: Device, tensor_parallel_size: int) -> int:
         """Bytes outside of torch on one rank."""
         has_nvlink = tensor_parallel_size > 1 and device.link_bandwidth >= _NVLINK_BANDWIDTH
         return self.outside_bytes + (self.nvlink_bytes if has_nvlink else 0)
+
+    def graph_bytes(self, model: Model, device: Device, num_graphs: int, tensor_parallel_size: int) -> int:
+        """vLLM's estimate of what `num_graphs` CUDA graphs take: the largest, and what each other adds."""
+        if not (self.counts_graphs and num_graphs):
+            return 0
+        # Of more than two GPUs without NVLink vLLM reduces by NCCL, whose kernels hold as much as all others.
+        by_nccl = tensor_parallel_size > 2 and device.link_bandwidth < _NVLINK_BANDWIDTH
+        per_graph = model.num_layers * _GRAPH_LAYER_BYTES * (2 if by_nccl else 1)
+        return _FIRST_GRAPH_BYTES + (num_graphs - 1) * per_graph
 
     def activation_bytes(
         self,
@@ -90,8 +106,9 @@ class MemoryAccount:
 ACCOUNTS = {
     account.name: account
     for account in (
-        MemoryAccount("vllm", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB),
-        MemoryAccount("vllm_0.9", 36, False, False, 46 * _MIB, 128 * _MIB, 432 * _MIB),
+        MemoryAccount("vllm", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB, True, True),
+        MemoryAccount("vllm_0.17", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB, False, True),
+        MemoryAccount("vllm_0.9", 36, False, False, 46 * _MIB, 128 * _MIB, 432 * _MIB, False, False),
     )
 }
 
@@ -123,6 +140,7 @@ def size_kv_pool(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     memory_account: str = "vllm",
+    num_graphs: int = 0,
     drafter: Model | None = None,
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
@@ -135,7 +153,7 @@ def size_kv_pool(
     states of `max_num_seqs` sequences are set apart, too.
 
     A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
-    than the model's and share their memory.
+    than the model's and share their memory. `num_graphs` CUDA graphs are captured, 0 with `--enforce-eager`.
 
     Raises:
         DeviceTooSmallError: not even one block fits.
@@ -148,8 +166,10 @@ def size_kv_pool(
     else:
         account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         weights += model.rotary_table_bytes + _unsplit_bytes(model, tensor_parallel_size)
+        weights += _padding_bytes(model, tensor_parallel_size, both=account.pads_inputs)
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
+        outside += account.graph_bytes(model, device, num_graphs, tensor_parallel_size)
     free = usable - weights - activations - outside
     found = blocks_in(free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
     if found.num_blocks < 1:
@@ -209,6 +229,26 @@ def _unsplit_bytes(model: Model, tensor_parallel_size: int) -> int:
         count * _unsplit_end(_element_bytes(model, weights)) for count, weights in model.matrices(tensor_parallel_size)
     )
     return matrices + embeddings * _unsplit_end(embedding)
+
+
+def _padding_bytes(model: Model, tensor_parallel_size: int, *, both: bool) -> int:
+    """What experts in MXFP4 are padded by on one rank, to multiples of `_MXFP4_WIDTH`: gpt-oss-120b takes 64.38 GiB on
+    an H100 instead of 60.7."""
+    if not model.quantization.experts_only:
+        return 0
+    padding = 0.0
+    for count, block in model.of_kind(Experts):
+        width, hidden = block.intermediate_size // tensor_parallel_size, model.hidden_size
+        grown = _padded(width) * (_padded(hidden) if both else hidden) / (width * hidden)
+        for weights in block.matrices(model, tensor_parallel_size):
+            if weights.part == "experts":
+                size = model.quantization.matrix_bytes(weights.rows, weights.columns, model.dtype_bytes)
+                padding += count * weights.copies * size * (grown - 1)
+    return round(padding)
+
+
+def _padded(width: int) -> int:
+    return -(-width // _MXFP4_WIDTH) * _MXFP4_WIDTH
 
 
 def _element_bytes(model: Model, weights: Weights) -> int:

@@ -108,6 +108,22 @@ class Model:
         others = sum(count * block.num_vectors(self) for count, block in self.blocks) + embeddings + self.hidden_size
         return round(matrices) + others * self.dtype_bytes
 
+    @property
+    def num_expert_layers(self) -> int:
+        return sum(count for count, _ in self.of_kind(Experts))
+
+    def of_rank(self, num_ranks: int) -> Model:
+        """What is on one of the ranks that share out the experts. Where a token uses more experts than a rank has, the
+        buffers for routed tokens are rather too small."""
+
+        def part(block: Block) -> Block:
+            if not isinstance(block, Experts):
+                return block
+            count = block.num_experts // num_ranks
+            return replace(block, num_experts=count, num_used=min(block.num_used, count))
+
+        return replace(self, blocks=tuple(Counted(count, part(block)) for count, block in self.blocks))
+
     def with_layers(self, num_layers: int) -> Model:
         """The model with another number of layers, of the same kinds in about the same shares."""
 

@@ -41,9 +41,8 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
     parts = []
     for operator, rows in profile.tables["tokens"].groupby("operator", sort=False):
         if operator in matrices:
-            sizes = [
-                each.matrix_bytes(*matrices[str(operator)], model.dtype_bytes) for each in (model.quantization, NONE)
-            ]
+            matrix, formats = matrices[str(operator)], (model.quantization, NONE)
+            sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
             most = rows.iloc[-1]
             products = (
                 WIDENING[model.quantization.weight_bits or 8]

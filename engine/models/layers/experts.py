@@ -17,7 +17,7 @@ from kernels.experts.moe import fused_moe
 class Experts(Layer):
     """A mixture of gated MLPs with weights `w13 [E, 2I, H]` (gate rows, then up rows) and `w2 [E, H, I]`.
 
-    The ranks split I, the width of an expert.
+    The ranks split I, the width of an expert. `parts` are the names of gate, up and down in checkpoints.
     """
 
     def __init__(
@@ -28,8 +28,10 @@ class Experts(Layer):
         size: int,
         tp: TensorParallel,
         fp8: Fp8Weights | None = None,
+        parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
+        self.parts = parts
         self.name = name
         self.tp = tp
         self.num_experts = num_experts
@@ -55,9 +57,9 @@ class Experts(Layer):
         share, whole = slice(start, start + self.size), slice(0, hidden)
         for expert in range(self.num_experts):
             name = f"{self.name}.{expert}"
-            for part, first_row in (("gate_proj", 0), ("up_proj", self.size)):
+            for part, first_row in zip(self.parts, (0, self.size), strict=False):
                 yield from _tensors(self.w13, expert, f"{name}.{part}", (total, hidden), (share, whole), first_row)
-            yield from _tensors(self.w2, expert, f"{name}.down_proj", (hidden, total), (whole, share))
+            yield from _tensors(self.w2, expert, f"{name}.{self.parts[2]}", (hidden, total), (whole, share))
 
 
 def _matrices(num_experts: int, rows: int, columns: int, fp8: Fp8Weights | None) -> nn.Parameter | Fp8Experts:

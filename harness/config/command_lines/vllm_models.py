@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import DocumentError, read_yaml, user_path
 from harness.config.command_lines.vllm_flags import SAME_SIZES
 from harness.config.command_lines.vllm_line import KEY
 from harness.config.schema.reader import nearest
@@ -34,8 +35,7 @@ class KnownModels:
             raise ConfigError(
                 f"{KEY}: the command names no model; write vllm serve <model>, or give model=... beside it"
             )
-        path = Path(name).expanduser()
-        if path.is_dir() or path.is_file():
+        if os.path.exists(user_path(name)):  # False for names that no file can have
             return {"model": "hf", "model.config": name}
         options = self._options.items()
         models = {data["name"]: stem for stem, data in options if isinstance(data.get("name"), str)}

@@ -13,6 +13,7 @@ from harness.config.schema.base import (
     check_ranges,
     within,
 )
+from harness.config.schema.endpoint import OpenAIEngine
 from simulator.vllm_versions import vllm_version
 
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
@@ -29,10 +30,11 @@ class SimEngine(ConfigModel):
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
         vllm_version: of the vLLM that is predicted, such as 0.11.0; null is the newest. It decides asynchronous
             scheduling with scheduler=vllm, the memory account, and the kernels of profiles that come with the project.
-        memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
-            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0); null takes that of vllm_version.
-        max_graph_tokens: tokens of the largest CUDA graph, null for vLLM's choice by max_num_seqs; of profiles that
-            come with the project.
+        memory_account: what is held beside weights and KV blocks: as in vLLM since 0.20 (vllm), which sets memory for
+            CUDA graphs apart, in 0.17 to 0.19 (vllm_0.17), in 0.9 to 0.16 (vllm_0.9), whose sampler sorts all logits,
+            or in an early one (vllm_v0); null takes that of vllm_version.
+        max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
+            of the memory account and of profiles that come with the project.
     """
 
     kind: Literal["sim"] = "sim"
@@ -41,8 +43,8 @@ class SimEngine(ConfigModel):
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     vllm_version: Text | None = None
-    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] | None = None
-    max_graph_tokens: Annotated[int, within("num_tokens")] | None = None
+    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0"] | None = None
+    max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
 
     @model_validator(mode="after")
     def _check_version(self) -> Self:
@@ -84,7 +86,7 @@ class CpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigMod
     kind: Literal["cpu"] = "cpu"
 
 
-EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator="kind")]
+EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine | OpenAIEngine, Field(discriminator="kind")]
 
 
 class DeviceConfig(ConfigModel):

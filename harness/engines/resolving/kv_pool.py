@@ -10,6 +10,7 @@ from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool, kv_formula
 from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
 from simulator.models.model import Model
+from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
 from simulator.vllm_versions import vllm_version
 
@@ -41,6 +42,7 @@ def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Devi
         else:
             share = config.gpu_memory_utilization
             account = config.engine.memory_account or vllm_version(config.engine.vllm_version).memory_account
+            limits["num_graphs"] = count_graphs(config.max_num_seqs, config.engine.max_graph_tokens)
             pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
         given = config.kv_cache_memory_bytes

@@ -1,7 +1,9 @@
-"""Mistral with a sliding window: tokens of the whole engine against transformers, and its place in the harness."""
+"""Families with windows, sinks, experts and latent attention: tokens of the whole engine against those of transformers;
+Mistral's and gpt-oss' place in the harness."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +19,56 @@ from harness.errors import ConfigError  # noqa: E402
 from tests.engine.builders import GREEDY, SETTINGS  # noqa: E402
 from tests.engine.models.builders import prompts, save  # noqa: E402
 
+FAMILIES = ("mistral", "mixtral", "gpt_oss", "deepseek_v2")
+ONE: dict[str, Any] = {}
+TWO = {"tensor_parallel_size": 2, "async_scheduling": True}
+STARVED: dict[str, Any] = {"max_num_batched_tokens": 8, "num_blocks": 25}
 SERVED = ("engine=cpu", "model=hf", "arrival=trace", "engine.num_threads=1", "plots=false", "num_blocks=200")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save("mistral", tmp_path_factory.mktemp("mistral"))
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {family: save(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"max_num_batched_tokens": 8, "num_blocks": 25}, {"async_scheduling": True}, {"tensor_parallel_size": 2}],
-    ids=str,
-)
-def test_tokens_are_those_of_transformers(folder: Path, settings: dict[str, Any]) -> None:
-    """Also with prompts in pieces, shared prefixes, preemptions, and two ranks."""
+@pytest.fixture(scope="module")
+def folder(folders: dict[str, Path]) -> Path:
+    return folders["mistral"]
+
+
+@functools.cache
+def generated(folder: Path) -> list[list[int]]:
+    """The tokens that transformers generates greedily for each prompt."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    expected = []
+    found = []
     for prompt in prompts():
         ids = torch.tensor([prompt])
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)
-        expected.append(made[0, len(prompt) :].tolist())
-    llm = LLM(folder, **{**SETTINGS, "dtype": "float32", **settings})
+        found.append(made[0, len(prompt) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *((family, ONE) for family in FAMILIES),
+        *((family, TWO) for family in ("gpt_oss", "deepseek_v2")),
+        *(pytest.param(family, TWO, marks=pytest.mark.slow) for family in ("mistral", "mixtral")),
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_transformers(folders: dict[str, Path], family: str, settings: dict[str, Any]) -> None:
+    """With prompts in pieces, preemptions, a shared prefix, and on two ranks."""
+    expected = generated(folders[family])
+    llm = LLM(folders[family], **{**SETTINGS, "dtype": "float32", **STARVED, **settings})
     try:
-        assert [output["token_ids"] for output in llm.generate(prompts(), GREEDY)] == expected
+        first = llm.generate(prompts(), GREEDY)
+        again = llm.generate(prompts()[:1], GREEDY)
     finally:
         llm.close()
-    assert len({token for tokens in expected for token in tokens}) > 20, "varied enough to tell"
+    assert [output["token_ids"] for output in [*first, *again]] == [*expected, expected[0]]
+    assert again[0].num_cached_tokens > 0
+    assert len({token for tokens in expected for token in tokens}) > 12, "varied enough to tell"
 
 
 def test_a_run_with_its_weights_has_its_window(folder: Path) -> None:
