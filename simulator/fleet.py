@@ -14,6 +14,7 @@ from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
+from simulator.drivers.lockstep import Lockstep, Ranks
 from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Phase
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
@@ -35,6 +36,7 @@ class Fleet:
         rule: chooses the server of each request; None for one server.
         decoders: the servers that decode, where `replicas` compute the prompts only.
         stages: of each of all servers the cost models of its pipeline's stages, or none.
+        ranks: the servers that step together.
         reading_ns: every so many ns the router reads what servers tell of themselves; 0 where it always knows.
         alone: whether a single replica may run without the queue.
 
@@ -51,6 +53,7 @@ class Fleet:
         *,
         decoders: Decoders | None = None,
         stages: Sequence[Sequence[CostModel]] = (),
+        ranks: Sequence[Ranks] = (),
         reading_ns: int = 0,
         alone: bool = True,
     ) -> None:
@@ -67,6 +70,7 @@ class Fleet:
         self._replicas = replicas
         self._env = simpy.Environment(initial_time=0)
         self._stages = stages
+        self._ranks = ranks
         self._alone = alone and len(replicas) == 1 and not any(stages)
         self._reading_ns = reading_ns
         self._dispatch_ns = NEVER  # when the next dispatch is due, among those that are on their way
@@ -91,7 +95,13 @@ class Fleet:
             (replica,) = self._replicas
             replica.source = self._gateway
             return run_alone(replica)
+        for first, count, shared_ns in self._ranks:
+            Lockstep(self._env, self._replicas[first : first + count], shared_ns)
+        in_step = {first + rank for first, count, _ in self._ranks for rank in range(count)}
         for number, replica in enumerate(self._replicas):
+            if number in in_step:
+                continue
+            replica.outlook = self._gateway
             if self._stages and self._stages[number]:
                 Pipeline(self._env, replica, self._stages[number])
             else:

@@ -11,7 +11,10 @@ from simulator.system import System
 
 @dataclass(frozen=True, eq=False)
 class ServerPool:
-    """`num_servers` servers like `system`, which serve requests, compute their prompts or decode them."""
+    """`num_servers` servers like `system`, which serve requests, compute their prompts or decode them.
+
+    Of data-parallel ranks, each is a server.
+    """
 
     role: Role
     system: System

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import abc, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,11 +57,12 @@ class RealBackend:
 
     async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
         opened: asyncio.Future[Opened] = self._loop.create_future()
-        call = _Call(channel)
+        call, now = _Call(channel), time.perf_counter_ns()
 
         def change() -> None:
             try:
-                call.stream = self._llm.stream(prompts, params, priority=[priority] * len(prompts))
+                priorities = [priority] * len(prompts)
+                call.stream = self._llm.stream(prompts, params, priority=priorities, arrival_ns=now)
             except Exception as error:
                 self._tell(_settle, opened, None, error)
                 return

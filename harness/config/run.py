@@ -18,6 +18,7 @@ from harness.config.schema.fleet import (
     NetworkConfig,
     RouterConfig,
     check_pools,
+    check_ranks,
     check_stages,
 )
 from harness.config.schema.metrics import MetricsConfig
@@ -70,6 +71,8 @@ class RunConfig(ConfigModel):
     frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
+    data_parallel_size: Annotated[int, within("replicas")] = 1
+    expert_parallel: bool = False
     replicas: Annotated[int, within("replicas")] = 1
     gpu_memory_utilization: Fraction = 0.9
     kv_cache_memory_bytes: Annotated[int, within("memory_bytes")] | None = None
@@ -96,7 +99,7 @@ class RunConfig(ConfigModel):
         """GPUs of all servers."""
         own = self.pipeline_parallel_size, self.tensor_parallel_size
         if isinstance(self.fleet, AlikeFleet):
-            return self.replicas * own[0] * own[1]
+            return self.num_servers * own[0] * own[1]
         return sum(
             pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
             for pool in self.fleet.pools
@@ -104,7 +107,10 @@ class RunConfig(ConfigModel):
 
     @property
     def num_servers(self) -> int:
-        return self.replicas if isinstance(self.fleet, AlikeFleet) else sum(each.replicas for each in self.fleet.pools)
+        """Servers that requests are spread over: with data-parallel ranks, each of these."""
+        if isinstance(self.fleet, AlikeFleet):
+            return self.replicas * self.data_parallel_size
+        return sum(each.replicas for each in self.fleet.pools)
 
     @property
     def is_apart(self) -> bool:
@@ -263,6 +269,7 @@ class RunConfig(ConfigModel):
         if not isinstance(self.fleet, AlikeFleet):
             check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
+        check_ranks(self)
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
 

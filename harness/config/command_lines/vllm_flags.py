@@ -83,7 +83,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
     ("none", "refused"): """
         data-parallel-external-lb data-parallel-hybrid-lb disable-hybrid-kv-cache-manager
         disable-nccl-for-dp-synchronization disable-sliding-window enable-dbo enable-elastic-ep enable-ep-weight-filter
-        enable-eplb enable-expert-parallel enable-lora enable-mm-embeds enable-prompt-embeds
+        enable-eplb enable-lora enable-mm-embeds enable-prompt-embeds
         enable-tower-connector-lora fully-sharded-loras headless mm-encoder-only specialize-active-lora""",
     ("one", "refused"): """
         all2all-backend convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address

@@ -24,6 +24,7 @@ _SWITCHES = (
     "--scheduler-reserve-full-isl",
     "--async-scheduling",
     "--enforce-eager",
+    "--enable-expert-parallel",
 )
 _NUMBERS_AND_NAMES = (
     "--model",

@@ -18,7 +18,7 @@ def resolve_fleet(config: RunConfig) -> FleetSystem:
     Raises:
         ConfigError: as `resolve`.
     """
-    pools = tuple(ServerPool(pool.role, resolve(pool.config), pool.config.replicas) for pool in pools_of(config))
+    pools = tuple(ServerPool(pool.role, resolve(pool.config), pool.config.num_servers) for pool in pools_of(config))
     servers = FleetSystem(pools)
     apart, fleet = None, config.fleet
     if config.is_apart:
