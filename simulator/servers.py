@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from engine.core.decodes.uniform import UniformDecodes
+from engine.core.decodes.uniform import uniform_decodes
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.cost import CostModel
+from simulator.costs.ranks import RankCost, SharedExperts
+from simulator.costs.roofline import RooflineCost
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
+from simulator.drivers.lockstep import Ranks
+from simulator.fleet_system import ServerPool
 from simulator.handover import Network, Port
 from simulator.replica import Observer, Replica
 from simulator.system import System
@@ -26,7 +30,7 @@ def make_replica(system: System, cost: CostModel, observer: Observer, port: Port
         scheduler_of(system),
         cost,
         observer,
-        compress=system.compress,
+        compress=system.compress and system.data_parallel_size == 1,
         max_lookahead_steps=system.max_lookahead_steps,
         transfers=transfers,
     )
@@ -47,7 +51,7 @@ def scheduler_of(system: System) -> Scheduler:
         max_num_seqs=system.max_num_seqs,
         max_num_batched_tokens=system.max_num_batched_tokens,
         max_model_len=system.max_model_len,
-        make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
+        make_decodes=uniform_decodes if system.speculation is None else system.speculation.make_decodes,
         contiguous=system.contiguous,
         cached_size=system.pool.cached_size,
         num_host_blocks=system.tiers.num_host_blocks,
@@ -71,6 +75,24 @@ def stage_costs(system: System, whole: CostModel) -> list[CostModel]:
         StageCost(layers, size, model, system.device, is_last=stage == num_stages - 1)
         for stage, size in enumerate(sizes)
     ]
+
+
+def ranks_of(pool: ServerPool, first: int, whole: CostModel) -> list[Ranks]:
+    """The servers of a pool that step together, of which the first has the number `first`; none that step alone."""
+    system, count = pool.system, pool.system.data_parallel_size
+    if count == 1:
+        return []
+    assert isinstance(whole, RooflineCost), "the configuration says so"
+    shared_ns = SharedExperts(whole, system.model, system.device, count)
+    return [Ranks(number, count, shared_ns) for number in range(first, first + pool.num_servers, count)]
+
+
+def cost_of(system: System, whole: CostModel) -> CostModel:
+    """What prices the steps of a server, of a rank without what it shares with others."""
+    if system.data_parallel_size == 1:
+        return whole
+    assert isinstance(whole, RooflineCost), "the configuration says so"
+    return RankCost(whole)
 
 
 def _with_fewer_layers(system: System) -> System:

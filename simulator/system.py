@@ -55,6 +55,7 @@ class System:
         model, device: what serves on what.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: stages that share out the layers.
+        data_parallel_size: ranks that step together and share out the experts, of which this is one.
         block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
         scheduler: its options.
         pool: the KV blocks of one rank.
@@ -84,6 +85,7 @@ class System:
     pool: KVPool
     cost: CostChoice
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     contiguous: Contiguous | None = None
     tiers: Tiers = Tiers()
     compress: bool = True

@@ -10,6 +10,7 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.changes import AutoscalerConfig, FailureConfig, check_changes
 from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import (
     AlikeFleet,
@@ -18,9 +19,10 @@ from harness.config.schema.fleet import (
     NetworkConfig,
     RouterConfig,
     check_pools,
+    check_ranks,
     check_stages,
 )
-from harness.config.schema.metrics import MetricsConfig
+from harness.config.schema.metrics import MetricsConfig, SloConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
@@ -66,10 +68,15 @@ class RunConfig(ConfigModel):
     max_model_len: Annotated[int, within("max_model_len")] | None = None
     router: RouterConfig = RouterConfig()
     fleet: FleetConfig = AlikeFleet()
+    failures: Annotated[tuple[FailureConfig, ...], Field(strict=False)] = ()
+    retry_failed: bool = True
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
     network: NetworkConfig = NetworkConfig()
     frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
+    data_parallel_size: Annotated[int, within("replicas")] = 1
+    expert_parallel: bool = False
     replicas: Annotated[int, within("replicas")] = 1
     gpu_memory_utilization: Fraction = 0.9
     kv_cache_memory_bytes: Annotated[int, within("memory_bytes")] | None = None
@@ -96,7 +103,7 @@ class RunConfig(ConfigModel):
         """GPUs of all servers."""
         own = self.pipeline_parallel_size, self.tensor_parallel_size
         if isinstance(self.fleet, AlikeFleet):
-            return self.replicas * own[0] * own[1]
+            return self.num_servers * own[0] * own[1]
         return sum(
             pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
             for pool in self.fleet.pools
@@ -104,7 +111,10 @@ class RunConfig(ConfigModel):
 
     @property
     def num_servers(self) -> int:
-        return self.replicas if isinstance(self.fleet, AlikeFleet) else sum(each.replicas for each in self.fleet.pools)
+        """Servers that requests are spread over, at most: with data-parallel ranks, each of these."""
+        if isinstance(self.fleet, AlikeFleet):
+            return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
+        return sum(each.replicas for each in self.fleet.pools)
 
     @property
     def is_apart(self) -> bool:
@@ -266,6 +276,17 @@ class RunConfig(ConfigModel):
         if not isinstance(self.fleet, AlikeFleet):
             check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
+        alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
+        check_ranks(
+            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
+            self.scheduler, self.cost, shares_out=self.expert_parallel,
+            steps_alone=alone and self.speculation.kind == "none",
+        )  # fmt: skip
+        check_changes(
+            self.failures, self.autoscaler, self.fleet, self.num_servers, replicas=self.replicas,
+            is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.host.gib,
+            has_slo=self.metrics.slo != SloConfig(percentile=self.metrics.slo.percentile),
+        )  # fmt: skip
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.servers import levels
+from harness.results.servers import Timeline
 from harness.results.tables import Ints, RunResult, slot_uses
 from harness.results.waiting import mean_waiting
 
@@ -25,7 +25,8 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     steps = result.steps
     known = {name: metrics[name] for name in _SAMPLED if len(steps)}
     if len(steps):
-        known["mean_waiting"] = levels(steps, steps["num_waiting"].to_numpy()).mean(start_s, start_s + duration_s)
+        waiting = Timeline(steps).levels(steps["num_waiting"].to_numpy())
+        known["mean_waiting"] = waiting.mean(start_s, start_s + duration_s)
         known["preemptions"] = total(steps, "num_preempted")
         known["prefix_cache_hit_rate"] = ratio(
             total(steps, "num_cached_tokens"), total(steps, "num_first_admitted_tokens")
@@ -45,15 +46,16 @@ def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str,
     if math.isnan(end):
         end = nan_max(starts + durations)
     inside = (starts < end) & (starts + durations > start_s)
+    timeline = Timeline(steps)
 
     def column(name: str) -> Ints:
         return steps[name].to_numpy(dtype=np.int64)
 
     def time_mean(values: Ints) -> float:
-        return levels(steps, values).mean(start_s, end)
+        return timeline.levels(values).mean(start_s, end)
 
     def peak(name: str) -> int:
-        return levels(steps, column(name)).peak(start_s, end)
+        return timeline.levels(column(name)).peak(start_s, end)
 
     mean_used, mean_saved = time_mean(column("num_used_blocks")), time_mean(column("num_saved_blocks"))
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]

@@ -280,7 +280,7 @@ def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[s
         found.append(
             {
                 "role": role,
-                "servers": [*range(first, first + config.replicas)],
+                "servers": [*range(first, first + config.num_servers)],
                 "device": config.device.name,
                 "tensor_parallel_size": config.tensor_parallel_size,
                 "pipeline_parallel_size": config.pipeline_parallel_size,
@@ -289,7 +289,7 @@ def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[s
                 "num_blocks": num_blocks,
             }
         )
-        first += config.replicas
+        first += config.num_servers
     return found
 
 

@@ -198,11 +198,22 @@ class RooflineCost:
             quantising,
         )
 
-    def _linear(self, matrix: _Matrix, num_tokens: int) -> float:
-        """Products of `num_tokens` tokens; those with experts read the weights of the experts that are hit."""
+    def experts_ns(self, num_tokens: int, num_ranks: int = 1) -> float:
+        """The experts of all layers, on one of `num_ranks` ranks that share them out and have `num_tokens` tokens
+        together, of which the experts of each get as many."""
+        return sum(
+            count * self._linear(matrix, num_tokens, num_ranks)
+            for count, matrices, _ in self._blocks
+            for matrix in matrices
+            if matrix.copies > 1
+        )
+
+    def _linear(self, matrix: _Matrix, num_tokens: int, num_ranks: int = 1) -> float:
+        """Products of `num_tokens` tokens; those with experts read the weights of the experts that are hit. On one of
+        `num_ranks` ranks, which share out both."""
         operations, num_bytes, copies, used, flops_per_ns, input_ns = matrix
-        hit = copies * (1 - (1 - used / copies) ** num_tokens)
-        num_products = num_tokens * used
+        hit = copies * (1 - (1 - used / copies) ** num_tokens) / num_ranks
+        num_products = num_tokens * used / num_ranks
         return max(hit * num_bytes / self._bytes_per_ns, operations * num_products / flops_per_ns) + (
             num_products * input_ns
         )

@@ -50,8 +50,7 @@ class StageCost:
     def step_ns(self, work: StepWork) -> int:
         layer, rest = self._layers.of(work)
         if not self._is_last:
-            num_tokens = work.num_decodes * work.tokens_per_decode + sum(chunk.num_tokens for chunk in work.chunks)
-            rest = self._send_ns + self._send_token_ns * num_tokens
+            rest = self._send_ns + self._send_token_ns * work.num_tokens
         return max(1, round(self._num_layers * layer + rest))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:

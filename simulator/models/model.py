@@ -12,6 +12,7 @@ from simulator.models.dense import Dense
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
+from simulator.models.latent import Latent
 from simulator.models.weight_formats import NONE, Quantization
 
 _PLAIN = ("router", "lm_head")
@@ -107,6 +108,22 @@ class Model:
         others = sum(count * block.num_vectors(self) for count, block in self.blocks) + embeddings + self.hidden_size
         return round(matrices) + others * self.dtype_bytes
 
+    @property
+    def num_expert_layers(self) -> int:
+        return sum(count for count, _ in self.of_kind(Experts))
+
+    def of_rank(self, num_ranks: int) -> Model:
+        """What is on one of the ranks that share out the experts. Where a token uses more experts than a rank has, the
+        buffers for routed tokens are rather too small."""
+
+        def part(block: Block) -> Block:
+            if not isinstance(block, Experts):
+                return block
+            count = block.num_experts // num_ranks
+            return replace(block, num_experts=count, num_used=min(block.num_used, count))
+
+        return replace(self, blocks=tuple(Counted(count, part(block)) for count, block in self.blocks))
+
     def with_layers(self, num_layers: int) -> Model:
         """The model with another number of layers, of the same kinds in about the same shares."""
 
@@ -138,13 +155,13 @@ class Model:
         """The sizes by the names that profiles and the configuration have for them; 0 of what a model lacks."""
         attentions = list(self.of_kind(GroupedQuery))
         attention = attentions[0][1] if attentions else None
-        mlp, experts = self.first(Dense), self.first(Experts)
+        mlp, experts, latent = self.first(Dense), self.first(Experts), self.first(Latent)
         return {
             "num_layers": self.num_layers,
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
             "dtype_bytes": self.dtype_bytes,
-            "num_attention_heads": attention.num_heads if attention else 0,
+            "num_attention_heads": attention.num_heads if attention else latent.num_heads if latent else 0,
             "num_kv_heads": attention.num_kv_heads if attention else 0,
             "head_dim": attention.head_dim if attention else 0,
             "qk_norm": attention.qk_norm if attention else False,
@@ -156,4 +173,8 @@ class Model:
             "num_experts": experts.num_experts if experts else 0,
             "num_experts_per_token": experts.num_used if experts else 0,
             "moe_intermediate_size": experts.intermediate_size if experts else 0,
+            "shared_size": experts.shared_size if experts else 0,
+            "kv_rank": latent.kv_rank if latent else 0,
+            "index_topk": latent.index_topk if latent else 0,
+            "num_states": sum(count for count, block in self.blocks if block.heads() and not block.scans(self, 1)),
         }

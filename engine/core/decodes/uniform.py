@@ -15,7 +15,7 @@ import heapq
 from collections import abc
 
 from engine.core.clock import DecodeClock
-from engine.core.decodes.interface import NEVER, can_be_found
+from engine.core.decodes.interface import NEVER, Decodes, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import BlockGrowth, Drafts, make_growth
@@ -91,6 +91,16 @@ class UniformDecodes:
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
 
+    @property
+    def num_step_tokens(self) -> int:
+        return len(self.sequences)
+
+    def num_drafts_of(self, sequence: Sequence) -> int:
+        return 0
+
+    def num_found(self, sequence: Sequence) -> int:
+        return sequence.num_tokens - 1
+
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return dict.fromkeys(self._due(0), 1)
 
@@ -103,13 +113,15 @@ class UniformDecodes:
         return make_growth((ahead, list(due), taken))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
-        now, size, boundary, take = self.clock.step, self._block_size, self._boundary, blocks.take
-        growths = []
-        for ahead in self._growth_steps(num_steps):
-            due = boundary[(now + ahead) % size]
-            taken = take(len(due))
-            any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
-            growths.append(make_growth((ahead, list(due), taken)))
+        now, size, boundary = self.clock.step, self._block_size, self._boundary
+        due = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
+        growths, first = [], 0
+        taken = blocks.take(sum([len(tables) for _, tables in due])) if due else []
+        for ahead, tables in due:
+            own = taken[first : first + len(tables)]
+            first += len(tables)
+            any(map(list.append, tables.values(), own))  # a loop in C: every call returns None
+            growths.append(make_growth((ahead, list(tables), own)))
         return growths
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
@@ -166,3 +178,8 @@ class UniformDecodes:
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+def uniform_decodes(block_size: int, longest: int) -> Decodes:
+    """Decodes that need not know how long a sequence may become."""
+    return UniformDecodes(block_size)

@@ -38,6 +38,8 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     words += ["--tensor-parallel-size", config.tensor_parallel_size]
     if config.pipeline_parallel_size > 1:
         words += ["--pipeline-parallel-size", config.pipeline_parallel_size]
+    if config.data_parallel_size > 1:
+        words += ["--data-parallel-size", config.data_parallel_size, "--enable-expert-parallel"]
     words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]

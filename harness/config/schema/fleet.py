@@ -8,7 +8,7 @@ from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Fraction, Text, within
-from harness.config.schema.model import WeightFormat
+from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
 from simulator.handover import Role
@@ -221,6 +221,41 @@ def check_stages(
     }
     if num_stages > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
         raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
+
+
+def check_ranks(
+    num_ranks: int,
+    num_gpus: int,
+    model: ModelConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    cost: CostConfig,
+    *,
+    shares_out: bool,
+    steps_alone: bool,
+) -> None:
+    """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
+
+    They are on `num_gpus` in all; `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
+    """
+    if num_ranks == 1 and shares_out:
+        raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
+    counts = model.expert_counts
+    shared = ", ".join(map(str, counts))
+    obstacles = {
+        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not counts,
+        "ranks that share the experts' matrices are not simulated; use expert_parallel=true": not shares_out,
+        f"its {num_gpus} GPUs must share out the {shared} experts of {model.name}": any(
+            count % num_gpus for count in counts
+        ),
+        f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
+        "needs fleet=replicas, pipeline_parallel_size=1 and speculation=none": not steps_alone,
+        "ranks do not plan ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
+        "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
+        f"cost={cost.kind} does not tell what experts take; use cost=roofline": cost.kind in ("linear", "custom"),
+    }
+    if num_ranks > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
+        raise ValueError(f"data_parallel_size={num_ranks}: {found}")
 
 
 def check_pools(

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 
 from harness.config.schema.base import ConfigModel, Text, within
 from simulator.models.decoder import KINDS
+from simulator.models.experts import Experts
 from simulator.models.model import Counted
 from simulator.quantities import RANGES
 
@@ -114,8 +115,15 @@ class ModelConfig(ConfigModel):
     ignored_keys: Annotated[tuple[Text, ...], Field(strict=False)] = ()
 
     @property
+    def expert_counts(self) -> tuple[int, ...]:
+        """Experts of a layer, of each kind of layers that has some."""
+        own = (self.num_experts,) if self.num_experts else ()
+        mixtures = (each.made.block for each in self.blocks)
+        return own + tuple(block.num_experts for block in mixtures if isinstance(block, Experts))
+
+    @property
     def has_experts(self) -> bool:
-        return bool(self.num_experts) or any(block.kind == "experts" for block in self.blocks)
+        return bool(self.expert_counts)
 
     def shares_out(self, size: int) -> str | None:
         """Which of its heads `size` ranks cannot share, if any; ranks beyond the number of KV heads hold copies."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
@@ -57,6 +58,7 @@ def resolve(config: RunConfig) -> System:
         scheduler=_plain(config.scheduler),
         pool=pool,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
         tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
@@ -83,6 +85,8 @@ def pool_of(config: RunConfig) -> KVPool:
     """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
     model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     stage = largest_stage(model, config.pipeline_parallel_size)
+    if config.data_parallel_size > 1:
+        stage = model.of_rank(config.data_parallel_size)
     return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
 
 
@@ -94,7 +98,7 @@ def _front_end(config: RunConfig) -> FrontEndTimes | None:
     assert isinstance(config.engine, SimEngine)
     renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
     found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
-    times = {
+    times: dict[str, Any] = {
         "request_ns": given.request_ms and round(1e6 * given.request_ms),
         "prompt_token_ns": given.prompt_token_us and 1e3 * given.prompt_token_us,
         "latency_ns": given.latency_ms and round(1e6 * given.latency_ms),
@@ -134,6 +138,9 @@ def _cost_choice(config: RunConfig) -> CostChoice:
 def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
     roofline instead."""
+    if system.data_parallel_size > 1 and system.cost.kind == "profiled":
+        note = "no measured times of experts over ranks come with the project: step times are from the roofline"
+        system = replace(system, cost=CostChoice("roofline"), notes=(note,))
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
             system = _with_profile(system, max_graph_tokens)

@@ -56,6 +56,41 @@ def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
     assert any("beyond the profile's ranges" in note for note in run.summary["notes"])
 
 
+RANKS = ("model=qwen3-30b-a3b", "data_parallel_size=2", "expert_parallel=true", "scheduler.async_scheduling=false")
+
+
+def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> None:
+    lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
+    alike = ["trace=synthetic", *lengths, "trace.num_requests=12", "arrival=all_at_once", "cost=roofline"]
+    run = served(*RANKS, *alike, "router=round_robin")
+    halves = [table.drop(columns=["step", "server"]).reset_index(drop=True) for _, table in run.steps.groupby("server")]
+    assert halves[0].equals(halves[1]) and len(halves[0]) > 100
+    assert run.summary["num_gpus"] == run.summary["num_servers"] == 2
+    alone = served(*RANKS[:1], *alike, "replicas=2", "scheduler.async_scheduling=false", "router=round_robin")
+    assert run.summary["num_blocks"] > 2 * alone.summary["num_blocks"]
+    assert run.summary["mean_tpot_ms"] < alone.summary["mean_tpot_ms"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ("model=qwen3-8b", "data_parallel_size=2: .* has no experts"),
+        ("expert_parallel=false", "use expert_parallel=true"),
+        ("data_parallel_size=3", "its 3 GPUs must share out the 128 experts"),
+        ("data_parallel_size=3 model=deepseek-v3", "its 3 GPUs must share out the 256 experts"),
+        (
+            "data_parallel_size=1",
+            "expert_parallel=true: the experts are shared out over data_parallel_size, which is 1",
+        ),
+        ("scheduler.async_scheduling=true", "ranks do not plan ahead"),
+        ("cost=linear", "cost=linear does not tell"),
+    ],
+)
+def test_servers_that_cannot_be_ranks_are_refused(changed: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config(*RANKS, *changed.split())
+
+
 @pytest.mark.parametrize("rate", [20, 200])
 def test_the_verdict_is_that_of_one_server_with_its_share_of_the_rate(rate: int) -> None:
     one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=500").summary

@@ -226,13 +226,12 @@ def test_a_rule_that_does_not_exist_is_refused_by_name() -> None:
     assert find_router("mine:Rule") is None  # not imported yet
 
 
-@given(st.integers(0, 12), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 8)), max_size=30))
-def test_what_is_known_of_a_cache_are_the_blocks_used_last(capacity: int, prompts: list[tuple[int, int]]) -> None:
+@given(st.integers(0, 12), st.lists(st.text("ab", max_size=7), max_size=30))
+def test_what_is_known_of_a_cache_are_the_blocks_used_last(capacity: int, prompts: list[str]) -> None:
     estimate, used = PrefixEstimate(capacity), list[int]()  # in order of use, the last at the end
-    for family, length in prompts:
-        hashes = [100 * family + block for block in range(length)]
-        kept = used[len(used) - capacity :] if capacity < len(used) else used
-        expected = next((i for i, block in enumerate(hashes) if block not in kept), length)
+    for prompt in prompts:
+        hashes = [int("1" + prompt[:end].translate({97: "0", 98: "1"}), 2) for end in range(1, len(prompt) + 1)]
+        expected = next((i for i, block in enumerate(hashes) if block not in used), len(hashes))
         assert estimate.num_hits(hashes) == expected
         estimate.add(hashes)
         used = [block for block in used if block not in hashes] + hashes[::-1]
