@@ -143,6 +143,14 @@ class Replica:
             num_free -= self.scheduler.num_blocks_due(num_later)
         return num_free
 
+    def lose(self, scheduler: Scheduler) -> list[Request]:
+        """The server has died and begins anew with an empty `scheduler`; returns all that it had waiting or running."""
+        lost = [*self.scheduler.unfinished, *(request for _, request in self._inbox)]
+        self.scheduler = scheduler
+        self._inbox.clear()
+        self._under_way = None
+        return sorted(lost, key=lambda request: request.request_id)
+
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:

@@ -10,6 +10,7 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.changes import AutoscalerConfig, FailureConfig, check_changes
 from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import (
     AlikeFleet,
@@ -21,7 +22,7 @@ from harness.config.schema.fleet import (
     check_ranks,
     check_stages,
 )
-from harness.config.schema.metrics import MetricsConfig
+from harness.config.schema.metrics import MetricsConfig, SloConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
@@ -67,6 +68,9 @@ class RunConfig(ConfigModel):
     max_model_len: Annotated[int, within("max_model_len")] | None = None
     router: RouterConfig = RouterConfig()
     fleet: FleetConfig = AlikeFleet()
+    failures: Annotated[tuple[FailureConfig, ...], Field(strict=False)] = ()
+    retry_failed: bool = True
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
     network: NetworkConfig = NetworkConfig()
     frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
@@ -107,9 +111,9 @@ class RunConfig(ConfigModel):
 
     @property
     def num_servers(self) -> int:
-        """Servers that requests are spread over: with data-parallel ranks, each of these."""
+        """Servers that requests are spread over, at most: with data-parallel ranks, each of these."""
         if isinstance(self.fleet, AlikeFleet):
-            return self.replicas * self.data_parallel_size
+            return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
         return sum(each.replicas for each in self.fleet.pools)
 
     @property
@@ -255,8 +259,11 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        if self.model.blocks and self.engine.kind != "sim":
-            raise ValueError(f"model.blocks: engine={self.engine.kind} runs layers that are alike; use engine=sim")
+        if self.model.blocks and self.engine.kind != "sim" and not getattr(self.engine, "weights", None):
+            raise ValueError(
+                f"model.blocks: engine={self.engine.kind} builds layers that are alike; give engine.weights, or use "
+                "engine=sim"
+            )
         if wrong := self.model.shares_out(self.tensor_parallel_size):
             raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: {wrong} of {self.model.name}")
         return self
@@ -269,7 +276,17 @@ class RunConfig(ConfigModel):
         if not isinstance(self.fleet, AlikeFleet):
             check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
-        check_ranks(self)
+        alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
+        check_ranks(
+            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
+            self.scheduler, self.cost, shares_out=self.expert_parallel,
+            steps_alone=alone and self.speculation.kind == "none",
+        )  # fmt: skip
+        check_changes(
+            self.failures, self.autoscaler, self.fleet, self.num_servers, replicas=self.replicas,
+            is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.host.gib,
+            has_slo=self.metrics.slo != SloConfig(percentile=self.metrics.slo.percentile),
+        )  # fmt: skip
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
 

@@ -25,7 +25,8 @@ from simulator.front_end import FrontEnd
 from simulator.gateway import Decoders
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
-from simulator.servers import cost_of, make_port, make_replica, ranks_of, stage_costs
+from simulator.servers import cost_of, make_port, make_replica, ranks_of, scheduler_of, stage_costs
+from simulator.staffing import Staffing
 from simulator.system import System
 
 
@@ -66,6 +67,13 @@ class SimulatedEngine:
         stages = [each for pool, cost in priced for each in [stage_costs(pool.system, cost)] * pool.num_servers]
         firsts = accumulate((pool.num_servers for pool in fleet.pools), initial=0)
         ranks = [each for at, (pool, cost) in zip(firsts, priced, strict=False) for each in ranks_of(pool, at, cost)]
+        self.staffing = None
+        if fleet.changes is not None:
+            self.staffing = Staffing(
+                fleet.changes,
+                lambda number: scheduler_of(systems[number]),
+                lambda request, number, now_ns: recorders[number].on_lost(request, now_ns),
+            )
         entries, decoders = self._replicas[: fleet.num_entries], None
         if (apart := fleet.apart) is not None:
             to, ports = self._replicas[fleet.num_entries :], self._ports
@@ -76,7 +84,7 @@ class SimulatedEngine:
             arrivals = FrontEnd(arrivals, first.front_end, trace.table["num_prompt_tokens"].tolist(), count)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
-            reading_ns=fleet.reading_ns,
+            reading_ns=fleet.reading_ns, staffing=self.staffing,
         )  # fmt: skip
 
     @property
@@ -119,6 +127,9 @@ class SimulatedEngine:
             raise ConfigError(f"device={self.device_name}: {error}") from error
         finally:
             gc.enable()
+        if self.staffing is not None:
+            counts = [(count.time_ns * 1e-9, count.num_open, count.num_paid) for count in self.staffing.counts]
+            self.meta = {"server_counts": counts, "num_retried": len(self.staffing.retried)}
 
     def stop(self) -> None:
         self._fleet.stop()

@@ -25,9 +25,8 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     steps = result.steps
     known = {name: metrics[name] for name in _SAMPLED if len(steps)}
     if len(steps):
-        known["mean_waiting"] = (
-            Timeline(steps).levels(steps["num_waiting"].to_numpy()).mean(start_s, start_s + duration_s)
-        )
+        waiting = Timeline(steps).levels(steps["num_waiting"].to_numpy())
+        known["mean_waiting"] = waiting.mean(start_s, start_s + duration_s)
         known["preemptions"] = total(steps, "num_preempted")
         known["prefix_cache_hit_rate"] = ratio(
             total(steps, "num_cached_tokens"), total(steps, "num_first_admitted_tokens")

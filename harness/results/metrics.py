@@ -26,6 +26,7 @@ from harness.results.columns import floats, known_total, nan_max, nan_min, ratio
 from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
+from harness.results.staffing import staffing_metrics
 from harness.results.statistics.latencies import latencies
 from harness.results.tables import Floats, RunResult
 from harness.results.unserved import notes_on, num_cut
@@ -88,6 +89,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if "prefill_server" in requests:
         metrics |= _handed_over(result, requests)
+    metrics |= staffing_metrics(result, start, duration)
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
     notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]

@@ -172,6 +172,13 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         own = [server for server in servers if server.get("role", "serve") == role]
         name = "Servers" if len(roles) == 1 else {"prefill": "For prompts", "decode": "For decodes"}.get(role, role)
         yield name, _of_servers(own, summary["num_prompts"])
+    if summary.get("server_counts"):
+        cost = "" if summary["cost"] is None else f" · ${number(summary['cost'])}"
+        yield (
+            "Over time",
+            f"{number(summary['mean_servers'])} servers open on average, {summary['max_paid_servers']} at most · "
+            f"{number(summary['gpu_hours'])} GPU hours{cost} · {summary['num_retried']} requests begun anew",
+        )
     if summary.get("handed_over"):
         yield (
             "Hand-over",

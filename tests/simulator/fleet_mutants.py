@@ -20,6 +20,7 @@ TESTS = (
     "tests/simulator/test_handover_content.py",
     "tests/simulator/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
     "tests/simulator/drivers", "tests/simulator/costs/test_ranks.py",
+    "tests/simulator/test_staffing.py",
 )  # fmt: skip
 
 
@@ -32,7 +33,8 @@ class FleetMutant(NamedTuple):
     new: str
 
 
-ROUTING, GATEWAY, DRIVERS = "engine/core/routing", "simulator/gateway.py", "simulator/drivers"
+ROUTING, GATEWAY, DESK = "engine/core/routing", "simulator/gateway.py", "simulator/desk.py"
+DRIVERS = "simulator/drivers"
 HANDOVER, RUNNING = "simulator/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
@@ -52,11 +54,11 @@ MUTANTS = (
                 "if common < len(last.blocks):", "if False:"),
     FleetMutant("what others go through is lengthened", f"{ROUTING}/prefix_estimate.py",
                 "run.parent is not None and not run.following", "run.parent is not None"),
-    FleetMutant("requests that ended are counted", GATEWAY, "self.num_requests -= 1", "pass"),
-    FleetMutant("tokens of ended requests are counted", GATEWAY,
+    FleetMutant("requests that ended are counted", DESK, "self.num_requests -= 1", "pass"),
+    FleetMutant("tokens of ended requests are counted", DESK,
                 "self.num_tokens -= request.num_prompt_tokens", "pass"),
-    FleetMutant("what is sent is not noted", GATEWAY, "self._estimate.add(self._prompt_hashes(request))", "pass"),
-    FleetMutant("outputs count as sent", GATEWAY, "hashes[: request.num_prompt_tokens // self._block_size]", "hashes"),
+    FleetMutant("what is sent is not noted", DESK, "self._estimate.add(self._prompt_hashes(request))", "pass"),
+    FleetMutant("outputs count as sent", DESK, "hashes[: request.num_prompt_tokens // self._block_size]", "hashes"),
     FleetMutant("a refusal brings nothing", GATEWAY,
                 "self._arrivals.on_finish(request.request_id, request.arrival_time)", "pass"),
     FleetMutant("nobody is told of an earlier request", GATEWAY, "self._on_earlier()", "pass"),
@@ -116,6 +118,25 @@ MUTANTS = (
                 "experts_ns(num_tokens, self._num_ranks)", "experts_ns(num_tokens)"),
     FleetMutant("nothing is scattered back", "simulator/costs/ranks.py",
                 "2 * model.num_expert_layers", "model.num_expert_layers"),
+    FleetMutant("a dead server remembers", "simulator/staffing.py",
+                "self._replicas[number].lose(self._staffing.make_scheduler(number))",
+                "self._replicas[number].lose(self._replicas[number].scheduler)"),
+    FleetMutant("requests in the inbox die with the server", "simulator/replica.py",
+                ", *(request for _, request in self._inbox)]", "]"),
+    FleetMutant("steps that ended are lost", f"{DRIVERS}/shared.py",
+                "if num_ended := int(ends.searchsorted", "if num_ended := 0 * int(ends.searchsorted"),
+    FleetMutant("dead servers get requests", "simulator/desk.py",
+                "return self.open[self._rule.choose(request, [self.views[number] for number in self.open])]",
+                "return self._rule.choose(request, self.views)"),
+    FleetMutant("a drained server is never off", "simulator/roster.py",
+                'self._set(server, "off")', "pass"),
+    FleetMutant("a server that died while it started is there", "simulator/roster.py",
+                "self._lives[server] == life", "True"),
+    FleetMutant("servers start at once", "simulator/roster.py", "self._later(start_up_ns,", "self._later(0,"),
+    FleetMutant("the busiest are drained", "simulator/roster.py",
+                "(self._staff.load(server), -server)", "(-self._staff.load(server), -server)"),
+    FleetMutant("fewer servers at once", "engine/core/scaling.py",
+                "return max(self._recent) if len", "return self._recent[-1] if len"),
     FleetMutant("a stage takes two plans", f"{DRIVERS}/pipeline.py", "start = max(end, self._stage_free_at[stage])",
                 "start = end"),
 )  # fmt: skip

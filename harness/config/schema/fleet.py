@@ -1,6 +1,6 @@
 """The servers of a fleet, and the rule by which requests are spread over them."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,13 +8,10 @@ from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Fraction, Text, within
-from harness.config.schema.model import WeightFormat
+from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
 from simulator.handover import Role
-
-if TYPE_CHECKING:
-    from harness.config.run import RunConfig
 
 
 class RuleConfig(ConfigModel):
@@ -226,34 +223,39 @@ def check_stages(
         raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
 
 
-def check_ranks(config: "RunConfig") -> None:
-    """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts."""
-    ranks, counts = config.data_parallel_size, config.model.expert_counts
-    if ranks == 1:
-        if config.expert_parallel:
-            raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
-        return
-    num_gpus = ranks * config.tensor_parallel_size
+def check_ranks(
+    num_ranks: int,
+    num_gpus: int,
+    model: ModelConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    cost: CostConfig,
+    *,
+    shares_out: bool,
+    steps_alone: bool,
+) -> None:
+    """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
+
+    They are on `num_gpus` in all; `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
+    """
+    if num_ranks == 1 and shares_out:
+        raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
+    counts = model.expert_counts
+    shared = ", ".join(map(str, counts))
     obstacles = {
-        f"{config.model.name} has no experts; use replicas={ranks} router=vllm_balancer": not counts,
-        "ranks that share the experts' matrices are not simulated; use expert_parallel=true": (
-            not config.expert_parallel
-        ),
-        f"its {num_gpus} GPUs must share out the {', '.join(map(str, counts))} experts of {config.model.name}": any(
+        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not counts,
+        "ranks that share the experts' matrices are not simulated; use expert_parallel=true": not shares_out,
+        f"its {num_gpus} GPUs must share out the {shared} experts of {model.name}": any(
             count % num_gpus for count in counts
         ),
-        f"engine={config.engine.kind} is one server; use engine=sim": config.engine.kind != "sim",
-        "is for fleet=replicas": not isinstance(config.fleet, AlikeFleet),
-        "a rank cannot be a pipeline; use pipeline_parallel_size=1": config.pipeline_parallel_size > 1,
-        "ranks do not plan ahead; use scheduler.async_scheduling=false": config.scheduler.async_scheduling,
-        "each step is planned on its own; use engine.max_lookahead_steps=1": config.engine.max_lookahead_steps > 1,
-        "ranks do not draft; use speculation=none": config.speculation.kind != "none",
-        f"cost={config.cost.kind} does not tell what experts take; use cost=roofline": (
-            config.cost.kind not in ("roofline", "profiled")
-        ),
+        f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
+        "needs fleet=replicas, pipeline_parallel_size=1 and speculation=none": not steps_alone,
+        "ranks do not plan ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
+        "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
+        f"cost={cost.kind} does not tell what experts take; use cost=roofline": cost.kind in ("linear", "custom"),
     }
-    if found := next((text for text, stands in obstacles.items() if stands), None):
-        raise ValueError(f"data_parallel_size={ranks}: {found}")
+    if num_ranks > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
+        raise ValueError(f"data_parallel_size={num_ranks}: {found}")
 
 
 def check_pools(

@@ -73,7 +73,7 @@ class ModelConfig(ConfigModel):
         num_experts_per_token: experts that a token uses.
         moe_intermediate_size: width of an expert.
         learned_positions: length of a table of position embeddings; in simulation only.
-        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
+        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers.
         num_sliding_layers: layers that attend to sliding_window tokens.
         qk_norm: whether each head of query and key is normed.
         extra_layer_parameters: of a layer, beside its matrices, two norms of hidden_size, and norms of a query and a
@@ -85,7 +85,7 @@ class ModelConfig(ConfigModel):
         part_formats: formats of parts of the published weights that are not in that of quantization, by part:
             attention, attention_output, linear_attention, indexer, mlp, experts, shared_experts, latent_experts.
         blocks: attention and MLPs of all layers, where they are not alike: a list of {number, kind, sizes}, with the
-            kinds and sizes of simulator/models; in simulation only.
+            kinds and sizes of simulator/models; a real engine runs them with engine.weights only.
         ignored_keys: keys of the file of model.config that are not understood.
     """
 

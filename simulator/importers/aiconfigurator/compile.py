@@ -41,7 +41,14 @@ from simulator.importers.aiconfigurator.experts import copying_work, experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
-from simulator.importers.aiconfigurator.rules import HOST, Host, elementwise_work, memory_rule, sampler_bytes
+from simulator.importers.aiconfigurator.rules import (
+    HOST,
+    Host,
+    beside_experts,
+    elementwise_work,
+    memory_rule,
+    sampler_bytes,
+)
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
@@ -130,7 +137,8 @@ def _operators(
             if shapes.setdefault(name, weights[2:4]) != weights[2:4]:  # of another kind of layer
                 name = f"{name}_{weights.rows}x{weights.columns}"
             calls[name] += count
-            curves[name] = gemms.curve(dtype, weights.rows, weights.columns)
+            curve = gemms.curve(dtype, weights.rows, weights.columns)
+            curves[name] = beside_experts(curve) if weights.part == "shared_experts" else curve
     if expert_kernel == DEEP_GEMM:
         curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
     elif expert_kernel or model.first(Experts):

@@ -124,5 +124,6 @@ def test_command_lines_are_read_as_people_paste_them(command: str, version: str 
     past = "--disable-log-requests --swap-space 4 --max-seq-len-to-capture 8192 --task generate"
     found = translate(command.format(f"--max-num-seqs 7 {past}"))
     made = config(*found.overrides)
+    assert isinstance(made.engine, SimEngine)
     assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
     assert [note for note in found.notes if "--swap-space" in note and "before 0.19" in note]

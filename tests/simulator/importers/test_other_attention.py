@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from simulator.importers.aiconfigurator.attention import Attention
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
+from simulator.importers.aiconfigurator.rules import beside_experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 from tests.simulator.builders import QWEN, WINDOWED, listed
@@ -91,3 +93,10 @@ def test_other_kinds_and_formats_are_refused_by_name() -> None:
     with pytest.raises(ProfileError, match="no latent attention in fp8 of"):
         compiled(listed("deepseek-v3", "fp8"), 8)
     assert is_plain(QWEN) and is_plain(WINDOWED) and not is_plain(listed("gemma-4-26b-a4b"))
+
+
+def test_products_of_shared_experts_add_nothing_beside_the_others_in_small_steps() -> None:
+    curve = MeasuredCurve(np.array([1.0, 128.0, 512.0]), np.array([10.0, 20.0, 80.0]))
+    beside = beside_experts(curve)
+    assert [float(beside.at(size)) for size in (1, 256, 512)] == [0.001, 0.001, 80.0]
+    assert float(beside.at(400)) == pytest.approx(float(curve.at(400)))
