@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness import api
 from harness.config import RunConfig
+from harness.engines.availability import check_server
 from harness.record.progress_bar import Terminal
 from harness.results.summary import print_summary
 
@@ -45,6 +46,7 @@ def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, conf
 
 def serve(config: RunConfig, folder: Path) -> None:
     """Be a server until a signal comes, as `config.serve` says; raises ConfigError."""
+    check_server()
     from harness.engines.serving.serve import serve  # imported late, as it brings a web framework
 
     console = Console()

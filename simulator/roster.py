@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from engine.core.scaling import Autoscaler, Scaling
@@ -90,7 +91,7 @@ class Roster:
         self, num_servers: int, changes: Changes, later: Later, clock: Callable[[], int], staff: Staff
     ) -> None:
         first = num_servers if changes.num_open is None else changes.num_open
-        self._states: list[State] = ["open"] * first + ["off"] * (num_servers - first)
+        self._states: list[State] = ["open" if number < first else "off" for number in range(num_servers)]
         self._changes, self._later, self._clock, self._staff = changes, later, clock, staff
         self._lives = [0] * num_servers  # a change that was due in an earlier life of a server is not made
         self._num_due = 0  # of those that are down, how many will be back
@@ -100,7 +101,7 @@ class Roster:
         """Be told of the first changes; once, at time 0."""
         self._tell()
         for failure in self._changes.failures:
-            self._later(failure.time_ns, lambda failure=failure: self._fail(failure))
+            self._later(failure.time_ns, partial(self._fail, failure))
         if (scaled := self._changes.scaled) is not None:
             scaler = Autoscaler(scaled.options)
             self._later(scaled.interval_ns, lambda: self._scale(scaled, scaler))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from engine.core.decodes.uniform import UniformDecodes
+from engine.core.decodes.uniform import uniform_decodes
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
@@ -51,7 +51,7 @@ def scheduler_of(system: System) -> Scheduler:
         max_num_seqs=system.max_num_seqs,
         max_num_batched_tokens=system.max_num_batched_tokens,
         max_model_len=system.max_model_len,
-        make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
+        make_decodes=uniform_decodes if system.speculation is None else system.speculation.make_decodes,
         contiguous=system.contiguous,
         cached_size=system.pool.cached_size,
         num_host_blocks=system.tiers.num_host_blocks,

@@ -160,15 +160,21 @@ class LLM:
             return _run(stream, use_tqdm)
 
     def stream(
-        self, prompts: Prompts, sampling_params: Params = None, *, priority: abc.Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        priority: abc.Sequence[int] | None = None,
+        arrival_ns: int | None = None,
     ) -> Stream:
         """Like `generate`, but returns an iterator over the growing outputs; raises what `generate` raises.
 
-        The requests are aborted when the iterator is closed or nobody refers to it any more.
+        The requests are aborted when the iterator is closed or nobody refers to it any more. They arrived at
+        `arrival_ns` by `time.perf_counter_ns`; None is now.
         """
         with self._calls.turns:  # tokenizers are for one thread at a time
             read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
-            return self._open(read, sampling_params, priority)
+            return self._open(read, sampling_params, priority, arrival_ns)
 
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool | None = None
@@ -238,7 +244,13 @@ class LLM:
             self._calls.close("its model was freed by close()")
             self.engine.close()
 
-    def _open(self, prompts: list[Prompt], sampling_params: Params, priority: abc.Sequence[int] | None) -> Stream:
+    def _open(
+        self,
+        prompts: list[Prompt],
+        sampling_params: Params,
+        priority: abc.Sequence[int] | None,
+        arrival_ns: int | None = None,
+    ) -> Stream:
         params = self._params_of(prompts, sampling_params)
         priorities = _checked_priorities(priority, len(prompts))
         bad_words = {id(each): self._check(each) for each in params}
@@ -249,7 +261,7 @@ class LLM:
                 self._num_requests,
                 len(prompt.token_ids),
                 each.max_tokens or self.engine.max_model_len,
-                time.perf_counter_ns(),
+                time.perf_counter_ns() if arrival_ns is None else arrival_ns,
                 token_ids=prompt.token_ids.copy(),
                 priority=priorities[i],
                 num_sequences=each.n,

@@ -254,7 +254,7 @@ class LLMEngine:
         if self._drafter is not None:
             self._drafter.drop(sequences)
 
-    def _make_decodes(self, block_size: int) -> Decodes:
+    def _make_decodes(self, block_size: int, longest: int) -> Decodes:
         if self.config.speculation is None:
             return UniformDecodes(block_size)
-        return UnforeseenDecodes(block_size, self.config.speculation.num_speculative_tokens)
+        return UnforeseenDecodes(block_size, longest, self.config.speculation.num_speculative_tokens)

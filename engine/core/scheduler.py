@@ -7,11 +7,9 @@ composes steps with the planner (`step_planner`), which admits it to the running
 
 from __future__ import annotations
 
-from collections import abc
-
 from engine.core.admission.limits import Limits
-from engine.core.decodes.interface import NEVER, Decodes
-from engine.core.decodes.uniform import UniformDecodes
+from engine.core.decodes.interface import NEVER, MakeDecodes
+from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
@@ -55,7 +53,7 @@ class Scheduler:
         max_model_len: int | None = None,
         plans_ahead: bool = False,
         num_lanes: int = 1,
-        make_decodes: abc.Callable[[int], Decodes] = UniformDecodes,
+        make_decodes: MakeDecodes = uniform_decodes,
     ) -> None:
         if not 1 <= num_lanes <= limits.max_num_seqs:
             raise ValueError(f"num_lanes={num_lanes} must be from 1 to max_num_seqs={limits.max_num_seqs}")
@@ -69,9 +67,10 @@ class Scheduler:
         self.waiting = policy.make_queue()
         self._policy = policy
         self._limits = limits
-        self._planners: list[StepPlanner] = []  # one for each lane, and so on
+        self._planners: list[StepPlanner] = []  # one for each lane
+        size = NEVER if isinstance(blocks, ContiguousManager) else blocks.block_size
         for lane in range(num_lanes):
-            decodes = make_decodes(NEVER if isinstance(blocks, ContiguousManager) else blocks.block_size)
+            decodes = make_decodes(size, self.max_model_len)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             limits.check(decodes.tokens_per_decode, pads=policy.pads)
             bounds = limits.of_lane(lane, num_lanes, pads=policy.pads)
@@ -82,8 +81,7 @@ class Scheduler:
         self._maker = PlanMaker(
             [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
         )
-        self._requests: dict[int, Request] = {}
-        self._num_added = 0
+        self._requests, self._num_added = dict[int, Request](), 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
         self._refusal = Refusal(self.max_model_len, limits.max_num_seqs // num_lanes, blocks)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 
 from engine.core.admission.limits import Limits
 from engine.core.admission.waiting_queue import by_arrival, by_priority
-from engine.core.decodes.interface import Decodes
-from engine.core.decodes.uniform import UniformDecodes
+from engine.core.decodes.interface import MakeDecodes
+from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import Contiguous, ContiguousManager
 from engine.core.kv.tier import HOST, Tier
@@ -31,7 +30,7 @@ def make_scheduler(
     offload: OffloadOptions | None = None,
     transfer_block_us: float = 0.0,
     num_lanes: int = 1,
-    make_decodes: Callable[[int], Decodes] = UniformDecodes,
+    make_decodes: MakeDecodes = uniform_decodes,
     contiguous: Contiguous | None = None,
     cached_size: float = 1.0,
 ) -> Scheduler:

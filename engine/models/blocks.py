@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.models.layers.attention import Attention, LayerCache
 from engine.models.layers.biased_experts import BiasedExperts
-from engine.models.layers.experts import Experts
+from engine.models.layers.experts import Experts, SigmoidChoice
 from engine.models.layers.latent_attention import LatentAttention
 from engine.models.layers.linear import (
     ColumnParallelLinear,
@@ -57,6 +57,8 @@ class MoE(nn.Module):
         width, has_biases = config.moe_intermediate_size, config.clamped_gate is not None
         rows = Rows(f"{name}.{'router' if has_biases else 'gate'}", config.num_experts, 0, config.num_experts)
         self.router = ColumnParallelLinear(config.hidden_size, [rows], has_biases)
+        routing = config.sigmoid_routing
+        self.choice = None if routing is None else SigmoidChoice(f"{name}.gate", config.num_experts, routing)
         self.experts: Experts | BiasedExperts
         if has_biases:
             self.experts = BiasedExperts(f"{name}.experts", config, tp)
@@ -70,7 +72,10 @@ class MoE(nn.Module):
             self.shared = GatedMLP(f"{name}.shared_experts", config, tp, config.num_shared_experts * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        routed = self.tp.all_reduce(self.experts(x, self.router(x), self.top_k, self.renormalize))
+        logits = self.router(x)
+        if self.choice is not None:
+            logits = self.choice(logits, self.top_k)
+        routed = self.tp.all_reduce(self.experts(x, logits, self.top_k, self.renormalize))
         if self.scale != 1.0:
             routed = routed * self.scale
         return routed if self.shared is None else routed + self.shared(x)
@@ -124,7 +129,7 @@ def make_layer(
     qwen3_moe    attention_bias         attention_bias       yes                       experts in most or all layers
     mixtral      no                     no                   no                        experts
     gpt_oss      attention_bias         attention_bias       no                        experts with biases
-    deepseek_v2  latent attention without biases                                       experts after some dense layers
+    deepseek     latent attention without biases                                       experts after some dense layers
     """
     name, bias = f"model.layers.{index}", config.attention_bias
     qkv_bias, output_bias = (True, False) if config.family == "qwen2" else (bias, bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama", "mistral", "mixtral", "gpt_oss", "deepseek_v2"]
+Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama", "mistral", "mixtral", "gpt_oss", "deepseek_v2", "deepseek_v3"]
 
 ARCHITECTURES: dict[str, Family] = {
     "Qwen3ForCausalLM": "qwen3",
@@ -15,4 +15,5 @@ ARCHITECTURES: dict[str, Family] = {
     "MixtralForCausalLM": "mixtral",
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
 }

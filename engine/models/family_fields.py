@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.json_file import Fields, ModelError
+from engine.json_file import Fields, ModelError, shown
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts
 from engine.models.families import Family
 from engine.models.quantization import read_quantization
@@ -38,6 +38,15 @@ class LatentSizes:
 
 
 @dataclass(frozen=True)
+class SigmoidRouting:
+    """DeepSeek-V3's choice of experts: those with the largest sigmoid of their logit plus a bias of each expert, out of
+    the `num_used_groups` of `num_groups` equal groups whose two best experts have the largest sum."""
+
+    num_groups: int
+    num_used_groups: int
+
+
+@dataclass(frozen=True)
 class ClampedGate:
     """gpt-oss' gate: `(clamp(up, ±limit) + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)`."""
 
@@ -65,8 +74,8 @@ def family_fields(fields: Fields, family: Family, num_layers: int) -> dict[str, 
         return common | experts | {"sliding_window": _sliding_window(fields, 0)}
     if family == "gpt_oss":
         return common | _gpt_oss_fields(fields, num_layers) | {"mxfp4": is_mxfp4}
-    if family == "deepseek_v2":
-        return common | _deepseek_fields(fields)
+    if family in ("deepseek_v2", "deepseek_v3"):
+        return common | _deepseek_fields(fields, is_v3=family == "deepseek_v3")
     return common
 
 
@@ -110,11 +119,13 @@ def _gpt_oss_fields(fields: Fields, num_layers: int) -> dict[str, Any]:
     }
 
 
-def _deepseek_fields(fields: Fields) -> dict[str, Any]:
+def _deepseek_fields(fields: Fields, *, is_v3: bool) -> dict[str, Any]:
     """The latent of keys and values is one KV head; the first layers are dense."""
-    for key in ("attention_bias", "norm_topk_prob"):
-        if fields.flag(key):
-            raise ModelError(f"config.json: {key}=true is not supported for DeepSeek-V2")
+    choice = ("noaux_tc", "sigmoid", True) if is_v3 else ("greedy", "softmax", False)
+    supported = dict(zip(("topk_method", "scoring_func", "norm_topk_prob"), choice, strict=True))
+    for key, value in (supported | {"attention_bias": False}).items():
+        if fields.data.get(key, value) not in (value, None):
+            raise ModelError(f"config.json: {key}={shown(fields.data[key])} is not supported, only {value!r}")
     has_rank = fields.data.get("q_lora_rank") is not None
     widths = (fields.count(f"{name}_head_dim", most=MOST_WIDTH) for name in ("qk_nope", "qk_rope", "v"))
     latent = LatentSizes(
@@ -122,7 +133,13 @@ def _deepseek_fields(fields: Fields) -> dict[str, Any]:
         fields.count("q_lora_rank", most=MOST_WIDTH) if has_rank else 0,
         *widths,
     )
+    routing = None
+    if is_v3:
+        num_groups = fields.count("n_group", 8, most=MOST_LAYERS)
+        routing = SigmoidRouting(num_groups, fields.count("topk_group", 4, most=num_groups))
     return _expert_fields(fields, "moe_intermediate_size") | {
+        "norm_topk_prob": is_v3,
+        "sigmoid_routing": routing,
         "num_kv_heads": 1,
         "head_dim": latent.qk_nope_head_dim + latent.qk_rope_head_dim,
         "latent": latent,

@@ -23,7 +23,8 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = Fields(model, "model")
     family = model.get("family") or _guess_family(model)
-    families = [each for each in get_args(Family) if each != "deepseek_v2"]  # of which a shape states too little
+    # A shape states too little of latent attention.
+    families = [each for each in get_args(Family) if not each.startswith("deepseek")]
     if family not in families:
         raise ModelError(f"family={family!r} is not supported, only {', '.join(families)}")
     _check_supported(model, family)

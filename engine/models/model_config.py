@@ -11,7 +11,7 @@ from engine.json_file import Fields, read_json, shown
 from engine.json_file import ModelError as ModelError  # also imported from here
 from engine.model_sizes import MOST_TOKENS, read_sizes
 from engine.models.families import ARCHITECTURES, Family
-from engine.models.family_fields import ClampedGate, LatentSizes, family_fields
+from engine.models.family_fields import ClampedGate, LatentSizes, SigmoidRouting, family_fields
 from engine.models.hf_config import hf_config
 from engine.models.quantization import Fp8Weights
 from engine.models.rope_scaling import RopeScaling, read_rope
@@ -24,13 +24,12 @@ _FIXED_VALUES: dict[str, Any] = {
     "mlp_bias": False,
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
-    # of DeepSeek-V2
-    "topk_method": "greedy",
-    "scoring_func": "softmax",
+    # of DeepSeek
     "moe_layer_freq": 1,
+    "rope_interleave": True,
 }
 _HEAD_DIMS: dict[Family, int] = {"qwen3": 128, "gpt_oss": 64}  # where the file states none
-_NO_FLOAT8 = ("gpt_oss", "deepseek_v2")
+_NO_FLOAT8 = ("gpt_oss", "deepseek_v2", "deepseek_v3")
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class ModelConfig:
         full_layers: layers without the window.
         num_shared_experts: experts that every token uses, beside those that it chooses.
         routed_scaling_factor: factor of the output of the experts that a token chooses.
+        sigmoid_routing: how tokens choose experts by sigmoids; None: by a softmax.
         clamped_gate: the activation of the experts, which also have biases; None: SiLU, without biases.
         mxfp4: whether the checkpoint's experts are in MXFP4; they are put into the model's dtype as they are loaded.
         latent: sizes of latent attention, in which there is one KV head and head_dim is that of queries; else None.
@@ -84,6 +84,7 @@ class ModelConfig:
     full_layers: tuple[int, ...] = ()
     num_shared_experts: int = 0
     routed_scaling_factor: float = 1.0
+    sigmoid_routing: SigmoidRouting | None = None
     clamped_gate: ClampedGate | None = None
     mxfp4: bool = False
     latent: LatentSizes | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import abc, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ class _Call:
     channel: Channel
     stream: Stream | None = None
     sent: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    num_cached: dict[int, int] = field(default_factory=dict)  # tokens, by prompt
 
 
 class RealBackend:
@@ -56,11 +58,12 @@ class RealBackend:
 
     async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
         opened: asyncio.Future[Opened] = self._loop.create_future()
-        call = _Call(channel)
+        call, now = _Call(channel), time.perf_counter_ns()
 
         def change() -> None:
             try:
-                call.stream = self._llm.stream(prompts, params, priority=[priority] * len(prompts))
+                priorities = [priority] * len(prompts)
+                call.stream = self._llm.stream(prompts, params, priority=priorities, arrival_ns=now)
             except Exception as error:
                 self._tell(_settle, opened, None, error)
                 return
@@ -157,7 +160,8 @@ class RealBackend:
                 continue
             deltas = [delta for output in outputs for delta in self._deltas(call, output)]
             if deltas:
-                news.append((call.channel, deltas, outputs[0].num_cached_tokens or 0))
+                call.num_cached |= {output.index: output.num_cached_tokens or 0 for output in outputs}
+                news.append((call.channel, deltas, sum(call.num_cached.values())))
             if not stream.num_unfinished:
                 del self._calls[call]
         if news:

@@ -15,6 +15,7 @@ from engine.server.backend import Channel, Delta, Opened
 from engine.server.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
+_to_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each chunk
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Answering:
         self._model = model
         self._id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._kind = ("chat.completion" if asked.is_chat else "text_completion", ".chunk" if asked.is_chat else "")
+        self._opening = f"data: {_to_json(self._head(self._kind[1]))[:-1]},"
         self._choices = [Choice() for _ in range(len(opened.prompts) * asked.params.n)]
         self._has_begun = False
         self._num_tokens = 0
@@ -95,8 +97,7 @@ class Answering:
 
     def last(self) -> bytes:
         """What a stream ends with."""
-        usage = self._asked.shows_usage
-        return (self._chunk([], usage=self._usage()) if usage else b"") + DONE
+        return (self._chunk([], with_usage=True) if self._asked.shows_usage else b"") + DONE
 
     def _note(self, delta: Delta) -> int:
         """Add a delta to its sequence, whose number is returned, and count it."""
@@ -124,11 +125,11 @@ class Answering:
     def _head(self, suffix: str) -> dict[str, Any]:
         return {"id": self._id, "object": self._kind[0] + suffix, "created": self._created, "model": self._model}
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        document = {**self._head(self._kind[1]), "choices": choices}
-        if usage is not None or self._asked.shows_running_usage:
-            document["usage"] = usage or self._usage()
-        return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+    def _chunk(self, choices: list[dict[str, Any]], *, with_usage: bool = False) -> bytes:
+        text = f'{self._opening}"choices":{_to_json(choices)}'
+        if with_usage or self._asked.shows_running_usage:
+            text += f',"usage":{_to_json(self._usage())}'
+        return f"{text}}}\n\n".encode()
 
     def _choice(self, index: int, choice: Choice, part: str) -> dict[str, Any]:
         logprobs = None

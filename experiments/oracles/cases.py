@@ -25,6 +25,7 @@ class Options:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     scheduler_reserve_full_isl: bool = True
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Case:
     options: Options
     requests: list[Request]
 
+    def num_gained(self, request: Request, length: int, num_drafts: int) -> int:
+        """Tokens that a request which knows `length` gains with a step that verifies so many drafts, beyond its end
+        too: a matter of the request and of how far it is."""
+        wanted = Random(f"{request.request_id} {length}").randint(0, self.options.num_speculative_tokens)
+        return 1 + min(num_drafts, wanted)
+
     def events(self) -> dict[int, tuple[list[Request], list[int]]]:
         """For each step before which something happens, the requests that arrive and the ids that are aborted."""
         events: dict[int, tuple[list[Request], list[int]]] = {}
@@ -72,6 +79,7 @@ class Group:
     aborts: bool = False
     priorities: bool = False
     threshold: bool = False
+    drafts: bool = False
 
 
 _ASYNC = {"async_scheduling": True}
@@ -102,6 +110,12 @@ GROUPS = {
     "threshold, first chunk": Group(_FIRST_CHUNK, threshold=True, stops=True, aborts=True),
     "all new options, sync": Group(_PRIORITY | _FIRST_CHUNK, True, True, True, True),
     "all new options, async": Group(_PRIORITY | _FIRST_CHUNK | _ASYNC, True, True, True, True),
+    "drafts": Group(drafts=True),
+    "drafts, no prefix cache": Group({"enable_prefix_caching": False}, drafts=True, stops=True, aborts=True),
+    "drafts, stops and aborts": Group(drafts=True, stops=True, aborts=True),
+    "drafts, no chunks": Group(_WHOLE, drafts=True, stops=True, aborts=True),
+    "drafts, first chunk": Group(_FIRST_CHUNK, drafts=True, stops=True, aborts=True),
+    "drafts, priority": Group(_PRIORITY, drafts=True, stops=True, aborts=True, priorities=True),
 }
 
 
@@ -114,9 +128,10 @@ def make_case(name: str, seed: int) -> Case:
     blocks_of_longest = -(-max_model_len // block_size)
     num_blocks = blocks_of_longest + random.randint(0, random.choice([1, 1 if is_starved else 8]) * blocks_of_longest)
     max_num_seqs = random.randint(4, 16) if is_starved else random.randint(1, 8)
-    budget = max_num_seqs + random.randint(0, random.choice([4, 16, 64]))
+    num_drafts = random.choice([1, 2, 3, 3, 5]) if group.drafts else 0
+    budget = max_num_seqs * (1 + num_drafts) + random.randint(0, random.choice([4, 16, 64]))
     if not group.options.get("enable_chunked_prefill", True):
-        budget = max(max_num_seqs, max_model_len + random.randint(0, 8))
+        budget = max(max_num_seqs * (1 + num_drafts), max_model_len + random.randint(0, 8))
     threshold = random.randint(1, max(2, budget // random.choice([2, 8])))
     options = Options(
         block_size=block_size,
@@ -125,6 +140,7 @@ def make_case(name: str, seed: int) -> Case:
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         long_prefill_token_threshold=threshold if group.threshold else 0,
+        num_speculative_tokens=num_drafts,
         **group.options,
     )
     return Case(options, _requests(group, random, max_model_len, is_starved))

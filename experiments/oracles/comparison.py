@@ -43,7 +43,7 @@ def difference_from_ours(expected: Sequence[Step], case: Case, options: Schedule
     """Run a case on our core, step by step and then in as long runs of decode steps as it allows."""
     for horizons in (False, True):
         try:
-            actual = run(OurEngine(case.options, options, horizons=horizons), case)
+            actual = run(OurEngine(case, options, horizons=horizons), case)
             difference = first_difference(expected, actual)
         except (AssertionError, EndlessError) as error:
             difference = f"{type(error).__name__}: {error}"

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.decodes.unforeseen import UnforeseenDecodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.flight import Verified
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
-from experiments.oracles.cases import STOP_TOKEN, Options, Request
+from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
 from experiments.oracles.steps import Step
 
 
@@ -68,13 +77,15 @@ class OurEngine:
     With asynchronous scheduling a plan is made before the one before it is committed.
 
     Args:
-        horizons: run as many decode steps at once as a plan and the next event allow.
+        horizons: run as many decode steps at once as a plan and the next event allow, and tell the scheduler what
+            drafts will bring.
     """
 
-    def __init__(self, options: Options, scheduler_options: SchedulerOptions, *, horizons: bool) -> None:
+    def __init__(self, case: Case, scheduler_options: SchedulerOptions, *, horizons: bool) -> None:
+        options = case.options
         self.steps: list[Step] = []
+        self._case = case
         self._horizons = horizons
-        self._outputs: dict[int, list[int]] = {}
         self._over: set[int] = set()  # requests that were aborted or met a stop
         self._finished: set[int] = set()
         self._in_flight: _Flight | None = None
@@ -85,6 +96,7 @@ class OurEngine:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
+            make_decodes=self._make_decodes,
         )
 
     @property
@@ -92,7 +104,6 @@ class OurEngine:
         return not self._scheduler.unfinished and self._in_flight is None
 
     def add(self, request: Request) -> None:
-        self._outputs[request.request_id] = request.outputs
         self._scheduler.add(
             CoreRequest(
                 request.request_id,
@@ -133,16 +144,18 @@ class OurEngine:
         decodes = list(plan.decodes)
         num_steps = min(most, plan.horizon, *map(self._steps_until_stop, decodes)) if self._horizons else 1
         for ahead in range(num_steps):
-            self.steps.append(_step(plan, decodes, ahead))
+            self.steps.append(self._step(plan, decodes, ahead))
         if num_steps > 1:
             plan = self._scheduler.extend(plan, num_steps)
         return _Flight(plan, decodes, self.steps[-1])
 
     def _commit(self, flight: _Flight) -> None:
         self._reveal(flight)
+        gains = {sequence: self._lengths(sequence, 1)[1] - sequence.num_tokens for sequence in flight.decodes}
         stopped = self._generate(flight, 1)
         self._over |= {sequence.request_id for sequence in stopped}
-        outcome = self._scheduler.commit(flight.plan, len(self.steps), dict.fromkeys(stopped, 0))
+        verified = Verified(0, gains) if gains and self._case.options.num_speculative_tokens else None
+        outcome = self._scheduler.commit(flight.plan, len(self.steps), stopped, None if self._horizons else verified)
         flight.last_step.finished = {request.request_id for request in outcome.finished}
         self._finished |= flight.last_step.finished
 
@@ -161,35 +174,76 @@ class OurEngine:
             num_used += sum(len(growth.blocks) for growth in later if growth.ahead == ahead)
             step.num_used_blocks = num_used
 
-    def _generate(self, flight: _Flight, num_steps: int) -> list[Sequence]:
-        """Append the tokens of the next `num_steps` steps of a plan; returns those who met a stop."""
+    def _generate(self, flight: _Flight, num_steps: int) -> dict[Sequence, int]:
+        """Append the tokens of the next `num_steps` steps of a plan; returns those who met a stop, and how many tokens
+        they generated past it."""
         flight.num_generated += num_steps
-        stopped = []
+        stopped = {}
         for sequence in [*flight.decodes, *(chunk.sequence for chunk in flight.plan.prefills if chunk.is_last)]:
             if sequence.request_id in self._over:
                 continue
             tokens = sequence.token_ids
             assert tokens is not None
             done = len(tokens) - sequence.request.num_prompt_tokens
-            tokens += self._outputs[sequence.request_id][done : done + num_steps]
-            if tokens[-1] == STOP_TOKEN:
-                stopped.append(sequence)
+            num_new = 1
+            if sequence in flight.decodes:
+                num_new = self._lengths(sequence, num_steps, len(tokens))[-1] - len(tokens)
+            new = self._outputs(sequence)[done : done + num_new]
+            if STOP_TOKEN in new:
+                stopped[sequence] = len(new) - 1 - new.index(STOP_TOKEN)
+                del new[new.index(STOP_TOKEN) + 1 :]
+            tokens += new
         return stopped
 
     def _steps_until_stop(self, sequence: Sequence) -> int:
-        """Steps after which a decoding sequence stops, which the scheduler does not know; at least 1."""
-        outputs, known = self._outputs[sequence.request_id], sequence.num_output_tokens
+        """Steps after which a decoding sequence stops, which the scheduler does not know; at least 1.
+
+        With drafts the last of them is planned on its own, as the scheduler has it where it does not know what they
+        bring.
+        """
+        outputs, known = self._outputs(sequence), sequence.num_output_tokens
         if STOP_TOKEN not in outputs[known - 1 :]:
             return len(outputs)
-        return max(1, outputs.index(STOP_TOKEN, known - 1) + 1 - known)
+        stop = sequence.num_tokens + outputs.index(STOP_TOKEN, known - 1) + 1 - known
+        num_steps = sum(length < stop for length in self._lengths(sequence, stop - sequence.num_tokens))
+        return max(1, num_steps - (self._case.options.num_speculative_tokens > 0))
 
+    def _step(self, plan: StepPlan, decodes: list[Sequence], ahead: int) -> Step:
+        """The decode step `ahead` of a plan, or its only step; it must not have been counted yet."""
+        lengths = {sequence.request_id: self._lengths(sequence, ahead)[-1] for sequence in decodes}
+        computed = {request_id: (length - 1, 1 + self._num_drafts(length)) for request_id, length in lengths.items()}
+        for chunk in plan.prefills:
+            computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
+        if ahead:
+            return Step(computed, [], set())
+        admitted = [sequence.request_id for sequence in plan.admitted]
+        return Step(computed, admitted, {sequence.request_id for sequence in plan.preempted})
 
-def _step(plan: StepPlan, decodes: list[Sequence], ahead: int) -> Step:
-    """The decode step `ahead` of a plan, or its only step; it must not have been counted yet."""
-    computed = {sequence.request_id: (sequence.num_tokens - 1 + ahead, 1) for sequence in decodes}
-    for chunk in plan.prefills:
-        computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
-    if ahead:
-        return Step(computed, [], set())
-    admitted = [sequence.request_id for sequence in plan.admitted]
-    return Step(computed, admitted, {sequence.request_id for sequence in plan.preempted})
+    # -- the model --------------------------------------------------------------------------------------------------
+
+    def _make_decodes(self, block_size: int, longest: int) -> Decodes:
+        if not (num_drafts := self._case.options.num_speculative_tokens):
+            return UniformDecodes(block_size)
+        if self._horizons:
+            return RaggedDecodes(block_size, longest, num_drafts, self._trajectory)
+        return UnforeseenDecodes(block_size, longest, num_drafts)
+
+    def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
+        lengths = self._lengths(sequence, sequence.end_length - sequence.num_tokens)
+        return np.array(lengths) - lengths[0]
+
+    def _lengths(self, sequence: Sequence, num_steps: int, length: int | None = None) -> list[int]:
+        """Tokens that a decode, which knows `length`, knows before each of the next steps and after them."""
+        request, end = self._case.requests[sequence.request_id], sequence.end_length
+
+        def next_length(length: int, _: int) -> int:
+            return min(end, length + self._case.num_gained(request, length, self._num_drafts(length)))
+
+        return [*accumulate(range(num_steps), next_length, initial=sequence.num_tokens if length is None else length)]
+
+    def _num_drafts(self, length: int) -> int:
+        options = self._case.options
+        return min(options.num_speculative_tokens, options.max_model_len - 1 - length)
+
+    def _outputs(self, sequence: Sequence) -> list[int]:
+        return self._case.requests[sequence.request_id].outputs

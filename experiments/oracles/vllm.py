@@ -29,10 +29,10 @@ from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
 from experiments.oracles.vllm_modules import load  # noqa: E402
 
 
-def compare(name: str, num_cases: int, corrected: SimpleNamespace, original: SimpleNamespace) -> Tally:
-    """Run `num_cases` cases of the group `name`."""
+def compare(name: str, numbers: range, corrected: SimpleNamespace, original: SimpleNamespace) -> Tally:
+    """Run the cases with these numbers of the group `name`."""
     tally = Tally(name)
-    for number in range(num_cases):
+    for number in numbers:
         case = make_case(name, number)
         expected = _run_vllm(corrected, case, is_corrected=True)
         tally.count(expected)
@@ -43,17 +43,19 @@ def compare(name: str, num_cases: int, corrected: SimpleNamespace, original: Sim
 
 
 def _run_vllm(vllm: SimpleNamespace, case: Case, *, is_corrected: bool) -> list[Step]:
-    return run(VllmEngine(vllm, case.options, corrected=is_corrected), case)
+    return run(VllmEngine(vllm, case, corrected=is_corrected), case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="folder with the directory `vllm` of the wheel")
     parser.add_argument("--cases", type=int, default=100, help="cases of each kind")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS), help="kinds of cases")
     args = parser.parse_args(arguments)
     corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
-    tallies = [compare(name, args.cases, corrected, original) for name in args.only]
+    numbers = range(args.first, args.first + args.cases)
+    tallies = [compare(name, numbers, corrected, original) for name in args.only]
     return 0 if report("Our scheduling core and the scheduler of vLLM 0.19", tallies) else 1
 
 

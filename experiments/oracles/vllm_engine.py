@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from experiments.oracles.cases import STOP_TOKEN, Options, Request
+from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
 from experiments.oracles.steps import Step
 from experiments.oracles.vllm_modules import block_hash
 
@@ -22,11 +22,12 @@ class VllmEngine:
         num_forgotten_blocks: how often that was needed.
     """
 
-    def __init__(self, vllm: SimpleNamespace, options: Options, *, corrected: bool) -> None:
+    def __init__(self, vllm: SimpleNamespace, case: Case, *, corrected: bool) -> None:
         self.steps: list[Step] = []
         self.num_forgotten_blocks = 0
         self._vllm = vllm
-        self._options = options
+        self._case = case
+        self._options = options = case.options
         self._hasher = (
             vllm.get_request_block_hasher(options.block_size, block_hash) if options.enable_prefix_caching else None
         )
@@ -34,7 +35,6 @@ class VllmEngine:
         if corrected:
             self._forget_with_victims()
         self._pool = self._scheduler.kv_cache_manager.block_pool
-        self._outputs: dict[str, list[int]] = {}
         self._in_flight: tuple[Any, Step] | None = None  # what was planned ahead and is not accounted for yet
 
     @property
@@ -43,7 +43,6 @@ class VllmEngine:
 
     def add(self, request: Request) -> None:
         name = str(request.request_id)
-        self._outputs[name] = request.outputs
         params = SimpleNamespace(
             max_tokens=len(request.outputs), min_tokens=0, eos_token_id=None, stop_token_ids=[STOP_TOKEN],
             repetition_detection=None, extra_args=None, logprobs=None, skip_reading_prefix_cache=None,
@@ -104,14 +103,23 @@ class VllmEngine:
                 kv_connector_output=None, cudagraph_stats=None,
             ),
         )  # fmt: skip
+        if k := self._options.num_speculative_tokens:
+            self._scheduler.update_draft_token_ids(
+                SimpleNamespace(req_ids=names, draft_token_ids=[[-1] * k] * len(names))
+            )
         step.finished = {int(name) for name in before - self._scheduler.requests.keys()}
 
     def _sampled(self, name: str, start: int, count: int) -> list[int]:
-        """The token that a request gets from a step; none for a prompt that is not computed to its end."""
+        """The tokens that a request gets from a step; none for a prompt that is not computed to its end."""
         request = self._scheduler.requests.get(name)
         if request is None or start + count < request.num_tokens:
             return []
-        return [self._outputs[name][start + count - request.num_prompt_tokens]]
+        asked, num_drafts = self._case.requests[int(name)], 0
+        if self._options.num_speculative_tokens:
+            num_drafts = start + count - request.num_tokens
+        first = start + count - num_drafts - request.num_prompt_tokens
+        num_new = self._case.num_gained(asked, start + count - num_drafts, num_drafts)
+        return (asked.outputs + [1] * num_drafts)[first : first + num_new]
 
     def _forget_with_victims(self) -> None:
         scheduler, preempt = self._scheduler, self._scheduler._preempt_request
@@ -125,6 +133,13 @@ class VllmEngine:
             preempt(request, timestamp)
 
         scheduler._preempt_request = preempt_and_forget
+
+
+def _drafts(number: int) -> SimpleNamespace | None:
+    """Drafts by prompt lookup, which need no KV of their own."""
+    if not number:
+        return None
+    return SimpleNamespace(num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False)
 
 
 def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
@@ -154,7 +169,7 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
         ),
         observability_config=SimpleNamespace(kv_cache_metrics=False, enable_mfu_metrics=False),
         lora_config=None, kv_events_config=None, kv_transfer_config=None, ec_transfer_config=None,
-        speculative_config=None,
+        speculative_config=_drafts(options.num_speculative_tokens),
     )  # fmt: skip
     scheduler_class = vllm.AsyncScheduler if options.async_scheduling else vllm.Scheduler
     return scheduler_class(

@@ -259,8 +259,11 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        if self.model.blocks and self.engine.kind != "sim":
-            raise ValueError(f"model.blocks: engine={self.engine.kind} runs layers that are alike; use engine=sim")
+        if self.model.blocks and self.engine.kind != "sim" and not getattr(self.engine, "weights", None):
+            raise ValueError(
+                f"model.blocks: engine={self.engine.kind} builds layers that are alike; give engine.weights, or use "
+                "engine=sim"
+            )
         if wrong := self.model.shares_out(self.tensor_parallel_size):
             raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: {wrong} of {self.model.name}")
         return self

@@ -8,6 +8,8 @@ from engine.versions import check_versions
 from harness import interrupts
 from harness.errors import ConfigError
 
+_SERVER = ("aiohttp", "httptools", "starlette", "uvicorn")
+
 
 def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
     """Checks that the configured engine can run here.
@@ -34,3 +36,9 @@ def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
         torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")
+
+
+def check_server() -> None:
+    """Raises ConfigError where what a server needs is not installed."""
+    if missing := [name for name in _SERVER if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"task=serve: {', '.join(missing)} not installed (pip install -e '.[server]')")

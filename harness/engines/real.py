@@ -14,6 +14,7 @@ import torch
 from engine.api.llm_engine import LLMEngine
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, ExecutionOptions, Quantized
+from engine.json_file import read_json
 from engine.models.model_config import ModelConfig, ModelError
 from engine.prompt_lookup import NgramOptions
 from engine.runner.cache.kv_cache import GIB, OutOfMemoryError
@@ -21,6 +22,7 @@ from engine.runner.executors.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
+from harness.config.huggingface import sizes_of
 from harness.engines.real_replay import Intake, Replay
 from harness.engines.resolving.shapes import contiguous_rule, model_shape
 from harness.errors import ConfigError, EngineError
@@ -78,6 +80,9 @@ class RealEngine:
         self.pool_blocks = [self.num_blocks]
         self.meta: Mapping[str, Any] = {}
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
+        self._block_formula = "2·layers·block_size·kv_heads/TP·(head_dim·bytes + scale)"
+        if setup.model.latent is not None:
+            self._block_formula = "layers·block_size·(kv_lora_rank + qk_rope_head_dim)·bytes"
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
         recorder = Recorder(reserves=setup.engine.contiguous is not None)
@@ -112,8 +117,8 @@ class RealEngine:
         size, each = self._engine.config.block_size, self._executor.block_bytes
         return (
             f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
-            f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = "
-            f"2·layers·block_size·kv_heads/TP·(head_dim·bytes + scale); attention backend {self._executor.backend_name}"
+            f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = {self._block_formula}; "
+            f"attention backend {self._executor.backend_name}"
         )
 
     def run(self) -> None:
@@ -246,6 +251,9 @@ def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
     ours = configured.model_dump(exclude=_NO_SIZES)
     known = {name: getattr(model, name) for name in ours if name not in _SIMULATED_ONLY} | _SIMULATED_ONLY
+    if configured.blocks:
+        found = ConfiguredModel(name=configured.name, **sizes_of(read_json(Path(folder) / "config.json")))
+        ours, known = (each.model_dump(exclude=_NO_SIZES - {"blocks"}) for each in (configured, found))
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())

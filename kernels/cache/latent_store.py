@@ -62,6 +62,15 @@ def latent_store_reference(
 
 
 @triton.jit
+def turn_pairs(pairs_ptr: Value, out_ptr: Value, mask: Value, cos: Value, sin: Value, half: constexpr) -> None:
+    """Turn pairs of neighbours, and store their first elements at out_ptr and the second ones `half` elements later."""
+    first = tl.load(pairs_ptr, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(pairs_ptr + 1, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + half, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def latent_store_kernel(
     q_ptr: Value,
     latent_ptr: Value,
@@ -91,26 +100,18 @@ def latent_store_kernel(
     sin = tl.load(angles_ptr + half, mask=dim < half, other=0.0)
     head = tl.arange(0, block_h)[:, None]
     mask = (head < heads) & (dim < half)
-    pairs_ptr = q_ptr + token * q_stride + head * head_stride + 2 * dim
-    first = tl.load(pairs_ptr, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(pairs_ptr + 1, mask=mask, other=0.0).to(tl.float32)
     row_ptr = out_ptr + (token * heads + head) * width + rank + dim
-    tl.store(row_ptr, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(row_ptr + half, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    turn_pairs(q_ptr + token * q_stride + head * head_stride + 2 * dim, row_ptr, mask, cos, sin, half)
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
         latent_ptr += token * latent_stride
         cache_ptr += slot * width
-        element_ty = cache_ptr.dtype.element_ty
         columns = tl.arange(0, block_r)
         x = tl.load(latent_ptr + columns, mask=columns < rank, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + columns, mask=columns < rank, other=0.0).to(tl.float32)
         normed = x * (1.0 / tl.sqrt(tl.sum(x * x, axis=0) / rank + eps)) * weight
-        tl.store(cache_ptr + columns, normed.to(element_ty), mask=columns < rank)
-        first = tl.load(latent_ptr + rank + 2 * dim, mask=dim < half, other=0.0).to(tl.float32)
-        second = tl.load(latent_ptr + rank + 2 * dim + 1, mask=dim < half, other=0.0).to(tl.float32)
-        tl.store(cache_ptr + rank + dim, (first * cos - second * sin).to(element_ty), mask=dim < half)
-        tl.store(cache_ptr + rank + half + dim, (second * cos + first * sin).to(element_ty), mask=dim < half)
+        tl.store(cache_ptr + columns, normed.to(cache_ptr.dtype.element_ty), mask=columns < rank)
+        turn_pairs(latent_ptr + rank + 2 * dim, cache_ptr + rank + dim, dim < half, cos, sin, half)
 
 
 launch_latent_store = Launcher(latent_store_kernel)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request
@@ -32,16 +33,15 @@ class Live:
         self._plan: StepPlan | None = None  # made ahead
         self._is_idle = True
         self._number = 0  # of the event that is expected: one that was expected before is out of date
-        replica.on_change = self._wake
 
-    def submit(self, request: Request) -> None:
-        """Take a request that arrives now."""
-        request.arrival_time = time.monotonic_ns()
-        self._replica.submit(request, request.arrival_time)
-
-    def _wake(self) -> None:
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Take requests that arrive now, together."""
+        now = time.monotonic_ns()
+        for request in requests:
+            request.arrival_time = now
+            self._replica.submit(request, now)
         if self._is_idle:
-            self._begin(time.monotonic_ns())
+            self._begin(now)
 
     def _begin(self, now: int) -> None:
         """Plan at `now`, a time of the simulation, which has passed."""

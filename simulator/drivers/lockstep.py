@@ -25,10 +25,10 @@ Shared = Callable[[int], int]
 
 
 class Ranks(NamedTuple):
-    """`count` servers of a fleet, from the one with the number `first` on, that step together."""
+    """`number` servers of a fleet, from the one with the number `first` on, that step together."""
 
     first: int
-    count: int
+    number: int
     shared_ns: Shared
 
 

@@ -12,6 +12,7 @@ from simulator.models.dense import Dense
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
+from simulator.models.latent import Latent
 from simulator.models.weight_formats import NONE, Quantization
 
 _PLAIN = ("router", "lm_head")
@@ -154,13 +155,13 @@ class Model:
         """The sizes by the names that profiles and the configuration have for them; 0 of what a model lacks."""
         attentions = list(self.of_kind(GroupedQuery))
         attention = attentions[0][1] if attentions else None
-        mlp, experts = self.first(Dense), self.first(Experts)
+        mlp, experts, latent = self.first(Dense), self.first(Experts), self.first(Latent)
         return {
             "num_layers": self.num_layers,
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
             "dtype_bytes": self.dtype_bytes,
-            "num_attention_heads": attention.num_heads if attention else 0,
+            "num_attention_heads": attention.num_heads if attention else latent.num_heads if latent else 0,
             "num_kv_heads": attention.num_kv_heads if attention else 0,
             "head_dim": attention.head_dim if attention else 0,
             "qk_norm": attention.qk_norm if attention else False,
@@ -172,4 +173,8 @@ class Model:
             "num_experts": experts.num_experts if experts else 0,
             "num_experts_per_token": experts.num_used if experts else 0,
             "moe_intermediate_size": experts.intermediate_size if experts else 0,
+            "shared_size": experts.shared_size if experts else 0,
+            "kv_rank": latent.kv_rank if latent else 0,
+            "index_topk": latent.index_topk if latent else 0,
+            "num_states": sum(count for count, block in self.blocks if block.heads() and not block.scans(self, 1)),
         }

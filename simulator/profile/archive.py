@@ -117,6 +117,20 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
 
 
+def read_archive(path: Path) -> dict[str, Entry]:
+    """All entries of an archive, by name; none if it is not there."""
+    if not path.is_file():
+        return {}
+    key, found = (path, path.stat().st_mtime_ns), {}
+    for name, entry in _entries(*key).items():
+        changed = {
+            kernel: {table: _read(*key, name, (kernel,)).tables[table] for table in members}
+            for kernel, members in entry["kernels"].items()
+        }
+        found[name] = Entry(_read(*key, name, ()), changed)
+    return found
+
+
 def entry_name(model: Model, tensor_parallel_size: int) -> str:
     """The name of a profile in its archive."""
     return f"{base_name(model.name)}/{model.quantization.name}-{model.kv_dtype}/tp{tensor_parallel_size}"

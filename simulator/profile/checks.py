@@ -88,15 +88,16 @@ def differences(profile: Profile, model: Model, device: Device, block_size: int)
 
 
 def _share_of_peak(profile: Profile, model: Model, device: Device) -> tuple[float, str]:
-    """The rate of the largest measured QKV projection (2·tokens·parameters operations) as a share of the device's peak,
-    and a sentence that says so."""
+    """The rate of the largest measured product of the first projection (2·tokens·parameters operations) as a share of
+    the device's peak, and a sentence that says so."""
     table = profile.tables["tokens"]
-    largest = table[table["operator"] == "qkv_proj"].iloc[-1]
+    timed = set(table["operator"])
+    weights = next(each for _, each in model.matrices(profile.meta.tensor_parallel_size) if each.name in timed)
+    largest = table[table["operator"] == weights.name].iloc[-1]
     num_tokens, time_us = int(largest["num_tokens"]), float(largest["time_us"])
-    _, weights = next(iter(model.matrices(profile.meta.tensor_parallel_size)))
     rate = 2 * num_tokens * weights.rows * weights.columns / (time_us * 1e-6)
     share = rate / max(device.flops.values())
-    what = f"qkv_proj of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"
+    what = f"{weights.name} of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"
     return share, f"{what} the peak of {device.name}"
 
 

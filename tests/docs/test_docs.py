@@ -28,6 +28,8 @@ from tests.selection import few
 
 # Commands whose configuration is composed and checked, and that do not run: what they hold, and why.
 NOT_RUN = {
+    "task=serve": "serves until it is interrupted; tests/docs/test_compare_with_your_server.py does",
+    "engine=openai": "needs a server; tests/docs/test_compare_with_your_server.py has one",
     "hydra/launcher=": "tests/docs/test_sweeps_on_machines.py runs the launchers that are installed; Slurm needs a "
     "cluster",
     "engine.weights=": "needs the weights of a model",

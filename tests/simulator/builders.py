@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from omegaconf import OmegaConf
 
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import EngineConfig
+from harness.config import ModelConfig as ConfiguredModel
+from harness.engines.resolving.shapes import model_shape
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
 from simulator.models.decoder import decoder
@@ -46,18 +49,30 @@ H100 = Device("H100", 81559 << 20, 3.35e12, {"bf16": 989e12, "fp32": 67e12}, 0.8
 SLOW_LINK = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)  # 1 ns a byte
 
 
+def _fields(name: str) -> dict[str, Any]:
+    fields: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    return dict(fields)
+
+
 def load_model(name: str) -> Model:
     """A model of the configuration, its 16-bit weights in bfloat16."""
-    fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    fields = _fields(name)
     del fields["defaults"]
     quantization = QUANTIZATIONS[fields.get("quantization", "none")]
     return decoder(**fields | {"dtype": "bf16", "dtype_bytes": 2, "quantization": quantization})
 
 
+def listed(name: str, quantization: str | None = None) -> Model:
+    """A model of the configuration that lists its blocks; in another format of weights than its own."""
+    config = ConfiguredModel(**{key: value for key, value in _fields(name).items() if key != "defaults"})
+    return model_shape(config, quantization or config.quantization, "auto")
+
+
 def resized(model: Model, **sizes: Any) -> Model:
     """`model` with other sizes; `sizes` by the keys of the configuration."""
-    kept = {key: value for key, value in vars(model).items() if key != "blocks"}
-    return decoder(**{"intermediate_size": 1} | kept | model.sizes | sizes)
+    kept: dict[str, Any] = {"intermediate_size": 1} | vars(model) | model.sizes | {"blocks": ()}
+    known = inspect.signature(decoder).parameters
+    return decoder(**{key: value for key, value in kept.items() if key in known} | sizes)
 
 
 QWEN, MOE = load_model("qwen3-8b"), load_model("qwen3-30b-a3b")

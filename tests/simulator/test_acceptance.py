@@ -79,7 +79,7 @@ def lone_request(gains: NDArray[np.int64], num_output_tokens: int) -> tuple[floa
         block_size=4,
         max_num_seqs=4,
         max_num_batched_tokens=100,
-        make_decodes=lambda size: RaggedDecodes(size, NUM_DRAFTS, trajectory),
+        make_decodes=lambda size, longest: RaggedDecodes(size, longest, NUM_DRAFTS, trajectory),
     )
     (run,) = simulate(simple_trace([10], [num_output_tokens]), OpenLoop(np.array([0])), [scheduler], FlatCost(1000))
     assert run.requests["num_output_tokens"].tolist() == [num_output_tokens]

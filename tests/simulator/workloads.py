@@ -64,10 +64,10 @@ class Case:
             contiguous=self.contiguous,
         )
 
-    def _make_decodes(self, block_size: int) -> Decodes:
+    def _make_decodes(self, block_size: int, longest: int) -> Decodes:
         if self.num_drafts is None:
             return UniformDecodes(block_size)
-        return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
+        return RaggedDecodes(block_size, longest, self.num_drafts, self._trajectory)
 
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
         assert self.num_drafts is not None

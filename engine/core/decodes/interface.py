@@ -50,6 +50,16 @@ class Decodes(Protocol):
     def num_blocks_due(self, ahead: int = 0) -> int:
         """Blocks that must be taken for the step that comes `ahead` steps from now."""
 
+    @property
+    def num_step_tokens(self) -> int:
+        """Tokens that all of them compute in the next step."""
+
+    def num_drafts_of(self, sequence: Sequence) -> int:
+        """Drafts that the next step verifies of `sequence`."""
+
+    def num_found(self, sequence: Sequence) -> int:
+        """Tokens of `sequence` that were known when the last step was planned: it registered the blocks they fill."""
+
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         """The sequences that need blocks for the next step, and how many each."""
 
@@ -74,6 +84,10 @@ class Decodes(Protocol):
 
     def check_integrity(self) -> None:
         """Prove that timers and sums say what the sequences say; raises AssertionError."""
+
+
+MakeDecodes = abc.Callable[[int, int], Decodes]
+"""Makes an empty calendar for blocks of so many tokens, and sequences of at most so many."""
 
 
 def can_be_found(sequence: Sequence) -> bool:

@@ -1,12 +1,12 @@
 """Decoding sequences that gain a varying number of tokens per step, as with speculative decoding.
 
-Every step verifies `num_drafts` drafted tokens of each sequence, so it gains 1 to 1 + num_drafts tokens, and its blocks
-must have room for all of them. How many come with each step is known when a sequence joins: `trajectory` gives the
-tokens after k steps, cum[k]. With `t` the decode clock and `L` the length at that time,
+Every step verifies `num_drafts` drafts of each sequence, beyond its end too but not beyond `longest` tokens, as vLLM
+has it; so it gains 1 to 1 + num_drafts tokens, and its blocks must have room for all of them. How many come is known
+when it joins: `trajectory` gives the tokens after k steps, cum[k]. With `t` the decode clock and `L` its length then,
 
     it ends when the clock reaches      t + the first k with L + cum[k] >= end_length
     the context of its step k is        L + cum[k]
-    step k verifies                     min(num_drafts, end_length - 1 - L - cum[k]) drafts
+    step k verifies                     min(num_drafts, longest - 1 - L - cum[k]) drafts
     before step k it needs room for     L + cum[k] + these drafts
     step k fills a block                if L + cum[k] reaches a multiple of block_size that L + cum[k - 1] did not
 
@@ -38,7 +38,6 @@ Trajectory = abc.Callable[[Sequence], NDArray[np.int64]]
 at least what it has left to generate."""
 
 _NOTHING_DUE: dict[Sequence, int] = {}
-_NOBODY: dict[Sequence, None] = {}
 _CONTEXTS, _SQUARES, _DRAFTED, _ACCEPTED = range(4)  # rows of the sums
 
 
@@ -74,7 +73,7 @@ class _Entry(NamedTuple):
 class RaggedDecodes:
     """Sequences that decode up to 1 + num_drafts tokens per step, in the order they joined."""
 
-    def __init__(self, block_size: int, num_drafts: int, trajectory: Trajectory) -> None:
+    def __init__(self, block_size: int, longest: int, num_drafts: int, trajectory: Trajectory) -> None:
         self.clock = DecodeClock()
         self.sequences: dict[Sequence, None] = {}
         self.fresh: dict[Sequence, None] = {}
@@ -82,6 +81,7 @@ class RaggedDecodes:
         self.tokens_per_decode = 1 + num_drafts
         self.drafts: Drafts | None = None
         self._block_size = block_size
+        self._longest = longest
         self._num_drafts = num_drafts
         self._trajectory = trajectory
         self._entries: dict[Sequence, _Entry] = {}
@@ -101,7 +101,7 @@ class RaggedDecodes:
         parts = np.empty((4, num_steps), np.int64)
         parts[_CONTEXTS] = length + gained[:num_steps]
         parts[_SQUARES] = parts[_CONTEXTS] ** 2
-        parts[_DRAFTED] = np.minimum(self._num_drafts, sequence.end_length - 1 - parts[_CONTEXTS])
+        parts[_DRAFTED] = np.minimum(self._num_drafts, self._longest - 1 - parts[_CONTEXTS])
         parts[_ACCEPTED] = np.diff(gained[: num_steps + 1]) - 1
         sequence.start_decoding(position)
         self.sequences[sequence] = None
@@ -109,7 +109,7 @@ class RaggedDecodes:
         fills: list[int] = []
         if can_be_found(sequence):
             self.findable[sequence] = None
-            fills = self._plan_fills(parts[_CONTEXTS])
+            fills = self._plan_fills(parts[_CONTEXTS], sequence.num_registered_blocks)
         growth = self._plan_growth(sequence, parts[_CONTEXTS] + parts[_DRAFTED])
         entry = self._entries[sequence] = _Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
@@ -153,6 +153,16 @@ class RaggedDecodes:
     def num_blocks_due(self, ahead: int = 0) -> int:
         return sum(self._due(ahead).values())
 
+    @property
+    def num_step_tokens(self) -> int:
+        return len(self.sequences) + int(self._sums.at(self.clock.step, 1)[_DRAFTED, 0])
+
+    def num_drafts_of(self, sequence: Sequence) -> int:
+        return min(self._num_drafts, self._longest - 1 - sequence.num_tokens)
+
+    def num_found(self, sequence: Sequence) -> int:
+        return self._length(sequence, -1)
+
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return self._due(0)
 
@@ -179,7 +189,7 @@ class RaggedDecodes:
         return limit
 
     def filling(self, ahead: int) -> abc.Iterable[tuple[Sequence, int]]:
-        return [(s, self._length(s, ahead)) for s in self._fills.get(self.clock.step + ahead, _NOBODY)]
+        return [(s, self._length(s, ahead)) for s in self._fills.get(self.clock.step + ahead, ())]
 
     def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
         return -(-(num_tokens - sequence.num_tokens) // self.tokens_per_decode)
@@ -209,10 +219,11 @@ class RaggedDecodes:
             return sequence.num_tokens - 1
         return sequence.num_tokens - position.step + int(position.gained[index])
 
-    def _plan_fills(self, contexts: NDArray[np.int64]) -> list[int]:
+    def _plan_fills(self, contexts: NDArray[np.int64], num_registered: int) -> list[int]:
         """Clock values at which a sequence fills a block, that before it joins included."""
         num_full = np.concatenate([[contexts[0] - 2, contexts[0] - 1], contexts]) // self._block_size
-        return (self.clock.step - 1 + np.flatnonzero(np.diff(num_full))).tolist()
+        num_full[1] = min(num_full[1], num_registered)  # it may have sat out the step that was to register more
+        return (self.clock.step - 1 + np.flatnonzero(np.diff(num_full) > 0)).tolist()
 
     def _plan_growth(self, sequence: Sequence, room: NDArray[np.int64]) -> dict[int, int]:
         """Clock values at which the sequence needs more blocks, and how many; `room` in tokens, before each step."""
@@ -233,7 +244,6 @@ class RaggedDecodes:
         for sequence, entry in self._entries.items():
             assert sequence in self._finish[entry.end] and entry.end > now
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
-            steps = [step for step in entry.growth_steps if step > self._grown]
-            due = sum(self._growth[step][sequence] for step in steps)
-            room = int(entry.parts[_CONTEXTS, -1] + entry.parts[_DRAFTED, -1])
+            due = sum(self._growth[step][sequence] for step in entry.growth_steps if step > self._grown)
+            room = entry.parts[[_CONTEXTS, _DRAFTED], -1].sum()
             assert (len(sequence.block_table) + due) * self._block_size >= room, "a block timer is lost"

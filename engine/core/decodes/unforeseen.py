@@ -1,7 +1,7 @@
 """Decoding sequences whose drafts a real engine verifies: how many tokens a step brings is known when it has run.
 
 A step reserves what the fastest growth needs: with `L` known tokens a sequence verifies at most
-min(num_drafts, end_length - 1 - L) drafts and needs room for L and these drafts, as `RaggedDecodes` has it. Slots of
+min(num_drafts, longest - 1 - L) drafts and needs room for L and these drafts, as `RaggedDecodes` has it. Slots of
 drafts that are not accepted are written again by the next step.
 
 When a step has run, each sequence is visited to add its tokens, and what it needs next is noted then: there are no
@@ -26,15 +26,17 @@ from engine.core.work import ChunkWork, StepWork
 class UnforeseenDecodes:
     """Sequences that decode up to 1 + num_drafts tokens per step, in the order they joined."""
 
-    def __init__(self, block_size: int, num_drafts: int) -> None:
+    def __init__(self, block_size: int, longest: int, num_drafts: int) -> None:
         self.sequences: dict[Sequence, None] = {}
         self.fresh: dict[Sequence, None] = {}
         self.findable: dict[Sequence, None] = {}
         self.tokens_per_decode = 1 + num_drafts
         self.drafts: Drafts | None = None
         self._block_size = block_size
+        self._longest = longest
         self._num_drafts = num_drafts
         self._clocks: dict[Sequence, DecodeClock] = {}
+        self._gains: abc.Mapping[Sequence, int] = {}  # of the last step
         self._due: dict[Sequence, int] = {}  # blocks that sequences need for the next step
         self._filled: dict[Sequence, None] = {}  # findable ones whose known tokens fill more blocks than are registered
         self._num_context_tokens = 0
@@ -68,6 +70,16 @@ class UnforeseenDecodes:
     def num_blocks_due(self, ahead: int = 0) -> int:
         return sum(self._due.values())
 
+    @property
+    def num_step_tokens(self) -> int:
+        return sum(1 + self.num_drafts_of(sequence) for sequence in self.sequences)
+
+    def num_drafts_of(self, sequence: Sequence) -> int:
+        return min(self._num_drafts, self._longest - 1 - sequence.num_tokens)
+
+    def num_found(self, sequence: Sequence) -> int:
+        return sequence.num_tokens - self._gains[sequence]
+
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return self._due
 
@@ -93,7 +105,7 @@ class UnforeseenDecodes:
 
     def advance(self, num_steps: int, verified: Verified | None = None) -> list[Sequence]:
         assert num_steps == 1 and verified is not None, "a step brings what its executor says"
-        gains = verified.gains
+        gains = self._gains = verified.gains
         finished = []
         num_gained = 0
         self.fresh.clear()
@@ -108,20 +120,20 @@ class UnforeseenDecodes:
             if length + gain == sequence.end_length:
                 finished.append(sequence)
             else:
-                self._note_needs(sequence, length + gain, gain)
+                self._note_needs(sequence, length + gain)
         self._num_context_tokens += num_gained
         self.drafts = Drafts(np.array([verified.num_drafted]), np.array([num_gained - len(self._clocks)]))
         for sequence in finished:
             self.remove(sequence)
         return finished
 
-    def _note_needs(self, sequence: Sequence, length: int, gain: int = 1) -> None:
-        """Note the blocks that a sequence of `length` tokens, `gain` of them new, needs next and has filled."""
-        room = min(length + self._num_drafts, sequence.end_length - 1)
+    def _note_needs(self, sequence: Sequence, length: int) -> None:
+        """Note the blocks that a sequence of `length` tokens needs next and has filled."""
+        room = min(length + self._num_drafts, self._longest - 1)
         num_missing = -(-room // self._block_size) - len(sequence.block_table)
         if num_missing > 0:
             self._due[sequence] = num_missing
-        if length // self._block_size > (length - gain) // self._block_size and sequence in self.findable:
+        if length // self._block_size > sequence.num_registered_blocks and sequence in self.findable:
             self._filled[sequence] = None
 
     def _count(self, length: int, sign: int) -> None:
@@ -138,6 +150,6 @@ class UnforeseenDecodes:
         )
         for sequence in self.sequences:
             assert sequence.num_computed_tokens == sequence.num_tokens - 1 < sequence.end_length - 1
-            room = min(sequence.num_tokens + self._num_drafts, sequence.end_length - 1)
+            room = sequence.num_tokens + self.num_drafts_of(sequence)
             num_blocks = len(sequence.block_table) + self._due.get(sequence, 0)
             assert num_blocks * self._block_size >= room, "blocks for drafts are missing"

@@ -15,7 +15,7 @@ import heapq
 from collections import abc
 
 from engine.core.clock import DecodeClock
-from engine.core.decodes.interface import NEVER, can_be_found
+from engine.core.decodes.interface import NEVER, Decodes, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import BlockGrowth, Drafts, make_growth
@@ -90,6 +90,16 @@ class UniformDecodes:
 
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
+
+    @property
+    def num_step_tokens(self) -> int:
+        return len(self.sequences)
+
+    def num_drafts_of(self, sequence: Sequence) -> int:
+        return 0
+
+    def num_found(self, sequence: Sequence) -> int:
+        return sequence.num_tokens - 1
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return dict.fromkeys(self._due(0), 1)
@@ -168,3 +178,8 @@ class UniformDecodes:
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+def uniform_decodes(block_size: int, longest: int) -> Decodes:
+    """Decodes that need not know how long a sequence may become."""
+    return UniformDecodes(block_size)

@@ -20,7 +20,7 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
     """
     limits, running = planner.limits, planner.running
     victims = sorted(planner.candidates(), key=rank)
-    budget = planner.max_num_batched_tokens - len(running.decodes.sequences) * running.decodes.tokens_per_decode
+    budget = planner.max_num_batched_tokens - running.decodes.num_step_tokens
     budget -= sum(planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
     others: Need | None = None  # of those for whom room is made
     for sequence in planner.waiting.first(limits.max_num_seqs):

@@ -76,7 +76,7 @@ class BasePolicy:
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         planner.decode(draft)
-        budget = planner.max_num_batched_tokens - draft.num_decodes * planner.running.decodes.tokens_per_decode
+        budget = planner.max_num_batched_tokens - planner.running.decodes.num_step_tokens
         if planner.running.prefilling:
             budget = planner.continue_prefills(draft, budget)
         if not draft.is_starved:

@@ -156,7 +156,7 @@ class StepPlanner(GivingWay):
     def _register_in_order(self, ahead: int, chunks: abc.Mapping[Sequence, int]) -> None:
         """Register what decodes and `chunks` fill, in order of admission: of equal blocks the first one is found."""
         running = self.running
-        filled = dict(running.decodes.filling(ahead - running.lag))
+        filled = dict(running.filled(ahead))
         if not filled:  # the chunks are in order already, and registered as they are planned
             return
         filled |= {s: s.num_computed_tokens + num_tokens for s, num_tokens in chunks.items() if s.has_content}

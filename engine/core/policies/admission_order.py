@@ -29,8 +29,7 @@ class AdmissionOrder(BasePolicy):
 
     def _chunks(self, planner: StepPlanner) -> tuple[dict[Sequence, int], int]:
         """Tokens of each cut prompt if blocks do not run out, and what is left of the budget."""
-        decodes = planner.running.decodes
-        budget = planner.max_num_batched_tokens - len(decodes.sequences) * decodes.tokens_per_decode
+        budget = planner.max_num_batched_tokens - planner.running.decodes.num_step_tokens
         chunks = {}
         for sequence in planner.running.prefilling:
             if budget <= 0:
@@ -59,7 +58,7 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
                 running.pause(sequence)
             continue
         if decodes:
-            num_tokens = running.decodes.tokens_per_decode
+            num_tokens = 1 + running.decodes.num_drafts_of(sequence)
             num_blocks = due.get(sequence, 0) + planner.must_copy(sequence)
         else:
             num_tokens = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)

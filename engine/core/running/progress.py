@@ -106,7 +106,8 @@ class Progress:
         for sequence in ended:
             if sequence in running.ending:
                 del running.ending[sequence]
-                if sequence.has_content:
+                # What drafts of the last step brought cannot be found, and each step has registered what came before.
+                if sequence.has_content and running.decodes.tokens_per_decode == 1:
                     self._blocks.register(sequence, sequence.num_tokens - 1)
                 if self._pads_to is None:
                     running.release(sequence)

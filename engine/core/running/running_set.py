@@ -112,14 +112,25 @@ class RunningSet:
 
     def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:
         """Register the blocks of decodes that are known to be full when the step `ahead` of the next one is planned."""
-        for sequence, num_tokens in self.decodes.filling(ahead - self.lag):
+        for sequence, num_tokens in self.filled(ahead):
             if sequence not in stopped:
                 self._blocks.register(sequence, num_tokens)
 
+    def filled(self, ahead: int) -> list[tuple[Sequence, int]]:
+        """Decodes that may have filled a block by then, and how many known tokens they have.
+
+        Who sat out the plan under way waits for no token, so that nothing of it lags behind.
+        """
+        decodes, filled = self.decodes, [*self.decodes.filling(ahead - self.lag)]
+        if decodes.fresh and ahead < self.lag:
+            started = self.flights[-1].started
+            filled += [(s, s.num_tokens) for s in decodes.fresh if s in decodes.findable and s not in started]
+        return filled
+
     def register_known(self, sequence: Sequence) -> None:
-        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
-        if self.lag and sequence in self.decodes.findable:
-            self._blocks.register(sequence, sequence.num_tokens - self.lag)
+        """Register what a decoding sequence has computed, which is known when it has its place in the step."""
+        if sequence in self.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - 1)
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
@@ -155,7 +166,7 @@ class RunningSet:
         for what it keeps."""
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
-            num_known -= self.lag
+            num_known = self.decodes.num_found(sequence) - self.lag
         self.leave(sequence, SequenceStatus.WAITING)
         transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
         del self.sequences[sequence]

@@ -4,14 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from engine.models.family_fields import SigmoidRouting
 from engine.models.layers.checkpoint import CheckpointTensor
 from engine.models.layers.fp8 import Fp8Experts
 from engine.models.layers.linear import Layer, parameter
 from engine.models.layers.parallel import TensorParallel
 from engine.models.quantization import Fp8Weights
 from kernels.experts.moe import fused_moe
+
+
+class SigmoidChoice(Layer):
+    """Turns a router's logits into those whose softmax chooses and weighs experts as DeepSeek-V3 does.
+
+    A token's weights are the sigmoids of its choices' logits, divided by their sum: the softmax of the logarithms of
+    these sigmoids, where all other logits are -inf.
+    """
+
+    def __init__(self, name: str, num_experts: int, routing: SigmoidRouting) -> None:
+        super().__init__()
+        self.name = name
+        self.routing = routing
+        self.bias = nn.Parameter(torch.zeros(num_experts, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, logits: Tensor, top_k: int) -> Tensor:
+        """`[T, E] -> float32[T, E]`"""
+        logits = logits.float()
+        scores = (logits.sigmoid() + self.bias).unflatten(1, (self.routing.num_groups, -1))
+        groups = scores.topk(2, -1).values.sum(-1).topk(self.routing.num_used_groups, -1).indices
+        used = torch.zeros_like(scores[..., 0]).scatter_(1, groups, 1.0).bool()
+        chosen = scores.masked_fill(~used.unsqueeze(-1), -torch.inf).flatten(1).topk(top_k, -1).indices
+        return torch.full_like(logits, -torch.inf).scatter_(1, chosen, functional.logsigmoid(logits).gather(1, chosen))
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        shape = (self.bias.shape[0],)
+        yield CheckpointTensor(f"{self.name}.e_score_correction_bias", shape, (slice(None),), self.bias)
 
 
 class Experts(Layer):

@@ -240,11 +240,14 @@ def check_ranks(
     """
     if num_ranks == 1 and shares_out:
         raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
-    experts = model.num_experts
+    counts = model.expert_counts
+    shared = ", ".join(map(str, counts))
     obstacles = {
-        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not experts,
+        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not counts,
         "ranks that share the experts' matrices are not simulated; use expert_parallel=true": not shares_out,
-        f"its {num_gpus} GPUs must share out the {experts} experts of {model.name}": bool(experts % num_gpus),
+        f"its {num_gpus} GPUs must share out the {shared} experts of {model.name}": any(
+            count % num_gpus for count in counts
+        ),
         f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
         "needs fleet=replicas, pipeline_parallel_size=1 and speculation=none": not steps_alone,
         "ranks do not plan ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 
 from harness.config.schema.base import ConfigModel, Text, within
 from simulator.models.decoder import KINDS
+from simulator.models.experts import Experts
 from simulator.models.model import Counted
 from simulator.quantities import RANGES
 
@@ -72,7 +73,7 @@ class ModelConfig(ConfigModel):
         num_experts_per_token: experts that a token uses.
         moe_intermediate_size: width of an expert.
         learned_positions: length of a table of position embeddings; in simulation only.
-        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
+        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers.
         num_sliding_layers: layers that attend to sliding_window tokens.
         qk_norm: whether each head of query and key is normed.
         extra_layer_parameters: of a layer, beside its matrices, two norms of hidden_size, and norms of a query and a
@@ -84,7 +85,7 @@ class ModelConfig(ConfigModel):
         part_formats: formats of parts of the published weights that are not in that of quantization, by part:
             attention, attention_output, linear_attention, indexer, mlp, experts, shared_experts, latent_experts.
         blocks: attention and MLPs of all layers, where they are not alike: a list of {number, kind, sizes}, with the
-            kinds and sizes of simulator/models; in simulation only.
+            kinds and sizes of simulator/models; a real engine runs them with engine.weights only.
         ignored_keys: keys of the file of model.config that are not understood.
     """
 
@@ -114,8 +115,15 @@ class ModelConfig(ConfigModel):
     ignored_keys: Annotated[tuple[Text, ...], Field(strict=False)] = ()
 
     @property
+    def expert_counts(self) -> tuple[int, ...]:
+        """Experts of a layer, of each kind of layers that has some."""
+        own = (self.num_experts,) if self.num_experts else ()
+        mixtures = (each.made.block for each in self.blocks)
+        return own + tuple(block.num_experts for block in mixtures if isinstance(block, Experts))
+
+    @property
     def has_experts(self) -> bool:
-        return bool(self.num_experts) or any(block.kind == "experts" for block in self.blocks)
+        return bool(self.expert_counts)
 
     def shares_out(self, size: int) -> str | None:
         """Which of its heads `size` ranks cannot share, if any; ranks beyond the number of KV heads hold copies."""

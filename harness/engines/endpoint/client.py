@@ -16,6 +16,7 @@ from harness.config.schema.endpoint import OpenAIEngine
 from harness.engines.endpoint.answers import Answer, ServerSaidError, StreamReader, message_of, read_whole
 from harness.errors import ConfigError, EngineError
 
+_IDLE_S = 4
 _RETRY_S = 0.5  # before the first repeated attempt; doubles with each
 _RESETS = ("/reset_prefix_cache", "/flush_cache")  # of vLLM and of SGLang
 _BUSY = (429, 502, 503, 504)  # worth another attempt
@@ -42,7 +43,8 @@ class Client:
         """
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # an open loop waits for no connection
+            # An open loop waits for no connection. Servers close idle ones, uvicorn after 5 s: not while one is taken.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
             headers=headers,
             read_bufsize=1 << 20,

@@ -42,6 +42,7 @@ class EndpointEngine:
         self._recorder = ClientRecorder()
         self.record = ClientRecord(self._recorder)
         self._stopping = False
+        self._failure: BaseException | None = None
         self._start_ns = time.perf_counter_ns()
         self._client = Client(self._settings, self._now_ns)
         self._loop = asyncio.new_event_loop()
@@ -109,8 +110,7 @@ class EndpointEngine:
     def close(self) -> None:
         """Close the connections."""
         if not self._loop.is_closed():
-            with suppress(AttributeError):  # not connected yet
-                self._loop.run_until_complete(self._client.close())
+            self._loop.run_until_complete(self._client.close())
             self._loop.close()
 
     def _now_ns(self) -> int:
@@ -124,13 +124,14 @@ class EndpointEngine:
         self._changed = asyncio.Event()
         tasks: set[asyncio.Task[None]] = set()
         try:
-            while not self._stopping:
+            while not self._stopping and self._failure is None:
                 now = self._now_ns()
                 due = self._arrivals.pop_due(now) if self._arrivals.next_ns <= now else []
                 for arrival, row in due:
                     task = asyncio.create_task(self._send(row, arrival))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
+                    task.add_done_callback(self._note_failure)
                 if not due and self._arrivals.next_ns == NEVER and not tasks:
                     break
                 await self._wait_for_arrival()
@@ -138,7 +139,15 @@ class EndpointEngine:
             for task in [*tasks, reading]:
                 task.cancel()
             await asyncio.gather(*tasks, reading, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
         await self._read_once()
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """What kept a request from being sent, such as a server that makes no texts, ends the run."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._changed.set()
 
     async def _wait_for_arrival(self) -> None:
         self._changed.clear()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
@@ -97,7 +98,7 @@ def _front_end(config: RunConfig) -> FrontEndTimes | None:
     assert isinstance(config.engine, SimEngine)
     renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
     found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
-    times = {
+    times: dict[str, Any] = {
         "request_ns": given.request_ms and round(1e6 * given.request_ms),
         "prompt_token_ns": given.prompt_token_us and 1e3 * given.prompt_token_us,
         "latency_ns": given.latency_ms and round(1e6 * given.latency_ms),

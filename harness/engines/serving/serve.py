@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from harness import interrupts
 from harness.config import RunConfig
 from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.serving.ledger import Ledger, write_served
+from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
 from harness.errors import ConfigError
 
@@ -36,6 +37,10 @@ def make_backend(config: RunConfig, tally: Tally, ledger: Ledger | None = None) 
     """What `config.engine` names; its steps are told to `tally` and `ledger`. Raises ConfigError."""
     name = config.serve.model_name or config.model.name
     if config.engine.kind == "sim":
+        if config.frontend.kind != "none":
+            raise ConfigError(
+                f"task=serve: frontend={config.frontend.kind} is simulated; this server is its own front end"
+            )
         fleet = resolve_fleet(config)
         if len(fleet.systems) > 1 or fleet.systems[0].pipeline_parallel_size > 1:
             raise ConfigError("task=serve: engine=sim is one server without stages; set replicas=1")
@@ -56,7 +61,7 @@ def serve(
     folder: Path,
     on_ready: Callable[[str], None],
     stops: Callable[[Callable[[], None]], None] = lambda stop: None,
-) -> Tally:
+) -> None:
     """Serve until a signal comes; then write to `folder` what was recorded, where `config` asks for it.
 
     Args:
@@ -66,18 +71,28 @@ def serve(
     Raises:
         ConfigError: the address is in use, or the configuration cannot be served.
     """
-    tally, ledger = Tally(), Ledger() if config.serve.record else None
-    listening = _listen(config)
-    backend = make_backend(config, tally, ledger)
-    try:
-        app = make_app(backend, config.serve.max_waiting)
-        asyncio.run(_run(app, backend.start, listening, on_ready, stops))
-        if ledger is not None and tally.scheduler is not None:
-            write_served(ledger, config, tally.scheduler().blocks.num_blocks, folder)
-    finally:
-        backend.close()
-        listening.close()
-    return tally
+    with closing(_listen(config)) as listening:
+        if config.serve.servers:
+            router = _router(config)
+            asyncio.run(_run(router.app(), router.start, listening, on_ready, stops, router.close))
+            return
+        tally, ledger = Tally(), Ledger() if config.serve.record else None
+        with closing(make_backend(config, tally, ledger)) as backend:
+            app = make_app(backend, config.serve.max_waiting)
+            asyncio.run(_run(app, backend.start, listening, on_ready, stops))
+            if ledger is not None and tally.scheduler is not None:
+                write_served(ledger, config, tally.scheduler().blocks.num_blocks, folder)
+
+
+def _router(config: RunConfig) -> RouterServer:
+    rule = config.router.make()
+    assert rule is not None, "a rule of the user's own was imported when the configuration was read"
+    if rule.reads_caches:
+        raise ConfigError("router.options.precise=true: real servers tell no router what they have cached")
+    return RouterServer(config.serve.servers, rule, config.router.view_delay_ms * 1e-3)
+
+
+async def _nothing() -> None: ...
 
 
 async def _run(
@@ -86,6 +101,7 @@ async def _run(
     listening: socket.socket,
     on_ready: Callable[[str], None],
     stops: Callable[[Callable[[], None]], None],
+    end: Callable[[], Awaitable[None]] = _nothing,
 ) -> None:
     settings = uvicorn.Config(
         app, log_level="warning", lifespan="off", ws="none", access_log=False, backlog=_BACKLOG,
@@ -103,6 +119,7 @@ async def _run(
     on_ready(f"http://{host}:{port}")
     with interrupts.noted(stop):
         await server.serve(sockets=[listening])
+    await end()
 
 
 def _listen(config: RunConfig) -> socket.socket:

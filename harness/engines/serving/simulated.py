@@ -101,7 +101,7 @@ class SimulatedBackend:
         call = _Call(channel, requests)
         for place, request in enumerate(requests):
             self._calls[request.request_id] = call, place
-            self._live.submit(request)
+        self._live.submit(requests)
         return Opened(call, read)
 
     def abort(self, call: object) -> None:
@@ -176,7 +176,7 @@ class SimulatedBackend:
             return
         request = sequence.request
         call, place = self._calls[request.request_id]
-        if sent == 0:
+        if sent == 0 and sequence is request.sequences[0]:
             call.channel.num_cached_tokens += request.num_cached_tokens
         number = request.sequences.index(sequence)
         first = request.request_id * 31 + number

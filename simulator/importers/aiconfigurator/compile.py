@@ -14,7 +14,7 @@ and the tables of the profile are made from
 
     tokens        GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
     sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
-    attention     context and generation attention
+    attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
 
     steps         the host's share of a step with piecewise graphs, by `rules`
@@ -40,10 +40,19 @@ from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import copying_work, experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
-from simulator.importers.aiconfigurator.rules import HOST, Host, elementwise_work, memory_rule, sampler_bytes
+from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
+from simulator.importers.aiconfigurator.rules import (
+    HOST,
+    Host,
+    beside_experts,
+    elementwise_work,
+    memory_rule,
+    sampler_bytes,
+)
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
+from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
@@ -66,7 +75,7 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
     expert_kernel = "+".join(each for each in chosen if each not in _NOT_OF_EXPERTS)
     operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
-    attention_table, kv_dtype = _attention_table(attention, model, tensor_parallel_size)
+    attention_table, kv_dtype = _attention_table(database, attention, model, tensor_parallel_size)
     tables = {
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
@@ -118,12 +127,18 @@ def _operators(
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
     curves: dict[str, MeasuredCurve] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     calls: Counter[str] = Counter()
-    for count, weights in model.matrices(ranks):
+    products = [(count, block) for count, block in model.blocks if not isinstance(block, Latent)]  # which has its own
+    for count, weights in ((count, each) for count, block in products for each in block.matrices(model, ranks)):
         if weights.part != "experts":
-            calls[weights.name] += count
             dtype = _dtype(_GEMM_DTYPES, model.format_of(weights.part).name, "linear layers")
-            curves[weights.name] = gemms.curve(dtype, weights.rows, weights.columns)
+            name = weights.name
+            if shapes.setdefault(name, weights[2:4]) != weights[2:4]:  # of another kind of layer
+                name = f"{name}_{weights.rows}x{weights.columns}"
+            calls[name] += count
+            curve = gemms.curve(dtype, weights.rows, weights.columns)
+            curves[name] = beside_experts(curve) if weights.part == "shared_experts" else curve
     if expert_kernel == DEEP_GEMM:
         curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
     elif expert_kernel or model.first(Experts):
@@ -132,7 +147,7 @@ def _operators(
     rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks)
     num_copies, copied_bytes = copying_work(model, expert_kernel)
-    sizes = np.array([1.0, curves["qkv_proj"].sizes[-1]])
+    sizes = np.array([1.0, next(iter(curves.values())).sizes[-1]])
     times = [rule.time_us(num_kernels + num_copies, (num_bytes + copied_bytes) * size) for size in sizes]
     curves["elementwise"] = MeasuredCurve(sizes, np.array(times))
     calls["elementwise"] = model.num_layers
@@ -154,23 +169,32 @@ def _sequence_operators(
     return curves, dict.fromkeys(curves, 1)
 
 
-def _attention_table(attention: Attention, model: Model, ranks: int) -> tuple[pd.DataFrame, KVDtype]:
+def _attention_table(
+    database: Database, attention: Attention, model: Model, ranks: int
+) -> tuple[pd.DataFrame, KVDtype]:
     """One layer's attention, the mean over layers where some have a sliding window, and the KV dtype that it was
     measured with: the first of `priced_kv_dtypes` that the database has."""
     *preferred, last = model.priced_kv_dtypes
     for kv_dtype in preferred:
         with suppress(ProfileError):
-            return _attention_with(attention, model, ranks, kv_dtype), kv_dtype
-    return _attention_with(attention, model, ranks, last), last
+            return _attention_with(database, attention, model, ranks, kv_dtype), kv_dtype
+    return _attention_with(database, attention, model, ranks, last), last
 
 
-def _attention_with(attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype) -> pd.DataFrame:
+def _attention_with(
+    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype
+) -> pd.DataFrame:
     block = model.first(GroupedQuery)
-    assert block is not None
-    stored, sizes = "bfloat16" if kv_dtype == "auto" else kv_dtype, model.sizes
-    windows = sizes["sliding_window"], sizes["num_sliding_layers"] / model.num_layers
-    shape = AttentionShape(block.num_heads // ranks, block.kv_heads_per_rank(ranks), block.head_dim, stored, *windows)
-    decodes, chunks = attention.decodes(shape), attention.chunks(shape)
+    if block is None or not is_plain(model):
+        decodes, chunks = mean_attention(database, attention, model, ranks, kv_dtype)
+    else:
+        stored, sizes = "bfloat16" if kv_dtype == "auto" else kv_dtype, model.sizes
+        heads, windows = (
+            block.num_heads // ranks,
+            (sizes["sliding_window"], sizes["num_sliding_layers"] / model.num_layers),
+        )
+        shape = AttentionShape(heads, block.kv_heads_per_rank(ranks), block.head_dim, stored, *windows)
+        decodes, chunks = attention.decodes(shape), attention.chunks(shape)
     return pd.concat(
         [
             decodes.assign(prefill_tokens=0, prefill_context=0),

@@ -29,8 +29,8 @@ from simulator.profile.profile import ProfileError
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _DTYPES = {
-    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
-    "mxfp4": "w4a16_mxfp4",
+    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "int4_32": "int4_wo",
+    "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     Raises:
         ProfileError: the database has no such times, or there is no such kernel.
     """
-    name = model.quantization.name
+    name = model.format_of("experts").name
     if kernel:
         return _taken_over(database, model, ranks, kernel)
     if name not in _DTYPES:

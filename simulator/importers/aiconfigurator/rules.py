@@ -14,6 +14,9 @@ That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs, whic
 prepares it while the step before it runs: the GPU then waits for nothing. Profiles are of such servers, with or without
 asynchronous scheduling.
 
+Experts that all tokens use run on a stream of their own beside the others in steps of up to 256 tokens, and are shorter
+(`VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD` of vLLM's envs.py).
+
 Large matrix products run at the power limit of a GPU. The database timed few at a time, with weights that are all 0.01
 (FP8) or not initialised (16 bits; its collector `collect_gemm.py`). Such data switch fewer transistors, so that clocks
 stay high: 295 TFLOPS with zeros, 257 with random numbers (https://www.thonking.ai/p/strangely-matrix-multiplications).
@@ -26,10 +29,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.models.model import Model
 
 LOGIT_BYTES = 4
 SUSTAINED = 1.1
+_BESIDE, _NOTHING_US = 256, 1e-3
 
 
 class Host(NamedTuple):
@@ -73,6 +80,12 @@ def elementwise_work(model: Model, tensor_parallel_size: int) -> tuple[float, fl
     kernels = [(count, block.small_kernels(model, tensor_parallel_size)) for count, block in model.blocks]
     num_kernels = sum(count * each.num_kernels for count, each in kernels)
     return num_kernels / model.num_layers, sum(count * each.num_bytes for count, each in kernels) / model.num_layers
+
+
+def beside_experts(curve: MeasuredCurve) -> MeasuredCurve:
+    """The time that products of shared experts add to those of the others."""
+    sizes = np.union1d(curve.sizes, [_BESIDE, _BESIDE + 1.0])
+    return MeasuredCurve(sizes, np.where(sizes <= _BESIDE, _NOTHING_US, curve.at(sizes)))
 
 
 def sampler_bytes(model: Model) -> float:

@@ -80,6 +80,18 @@ def test_a_run_with_its_weights_has_its_window(folder: Path) -> None:
         run(*served, "+model.sliding_window=6", trace=table)
 
 
+def test_a_folder_with_latent_attention_is_run_and_compared_by_its_blocks(folders: dict[str, Path]) -> None:
+    table = pd.DataFrame({"arrival_time": [0.0, 0.0], "num_prompt_tokens": [20, 9], "num_output_tokens": [4, 3]})
+    folder = folders["deepseek_v2"]
+    served = (*SERVED, f"model.config={folder}")
+    found = run(*served, f"engine.weights={folder}", trace=table)
+    assert found.summary["completed"] == 2 and found.config.model.blocks[0].kind == "latent"
+    with pytest.raises(ConfigError, match="of other sizes than .*: blocks is"):
+        run(*served, f"engine.weights={folder}", "+model.hf_overrides.kv_lora_rank=28", trace=table)
+    with pytest.raises(ConfigError, match="builds layers that are alike; give engine.weights"):
+        run(*served, trace=table)
+
+
 def test_random_weights_have_the_window_too(folder: Path) -> None:
     table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [20], "num_output_tokens": [4]})
     found = run(*SERVED, f"model.config={folder}", "model.name=some-mistral", trace=table)

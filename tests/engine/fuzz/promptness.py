@@ -98,7 +98,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     (lane,) = scheduler._planners
     rank = queue_key(workload, scheduler, head)
     after = [s for s in lane.candidates() if queue_key(workload, scheduler, s) > rank]
-    num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
+    num_tokens = workload.num_decode_tokens(plan, scheduler.max_model_len)
+    num_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
     is_full = num_tokens >= workload.max_num_batched_tokens
     if not after or is_full or not workload.options.enable_chunked_prefill or workload.options.max_padding is not None:
         return
@@ -134,6 +135,21 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
             if sequence.token_ids is None:
                 num_full = min(num_full, len(sequence.block_hashes or ()))
             assert sequence.num_registered_blocks == num_full, "what a decode has computed cannot be found"
+
+
+def check_found_ahead(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
+    """Where steps are planned ahead, all full blocks of known tokens that decodes have computed can be found when they
+    are planned: only who gets a token of the step under way has one that is not known."""
+    running = scheduler._planners[plan.lane].running
+    if not workload.options.enable_prefix_caching or not plan.num_decodes or workload.num_drafts is not None:
+        return
+    before = running.flights[0] if len(running.flights) > 1 else None
+    for sequence in running.decodes.findable:
+        waits = before is not None and (sequence not in running.decodes.fresh or sequence in before.started)
+        num_full = (sequence.num_tokens - waits) // workload.block_size
+        if sequence.token_ids is None:
+            num_full = min(num_full, len(sequence.block_hashes or ()))
+        assert sequence.num_registered_blocks >= num_full, "what is known of a decode cannot be found"
 
 
 def check_seats(workload: Workload, scheduler: Scheduler) -> None:
@@ -180,7 +196,9 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     decodes = lane.running.decodes
     if options.policy == "static" and decodes.fresh.keys() != decodes.sequences.keys():
         return False  # one that came back late computes its prompt when the batch has begun to decode
-    decode_tokens = num_decodes * workload.tokens_per_decode if options.policy not in APART else 0
+    decode_tokens = 0
+    if plan is not None and options.policy not in APART:
+        decode_tokens = workload.num_decode_tokens(plan, scheduler.max_model_len)
     budget = workload.max_num_batched_tokens - decode_tokens - sum(sizes)
     reserve = reserve_of(workload) if lane.running.sequences else 0
     reserve += outputs_to_come(scheduler, head) if options.policy == OWN_POLICY and lane.running.sequences else 0

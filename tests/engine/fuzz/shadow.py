@@ -11,7 +11,7 @@ from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.fuzz.fuzz_workloads import APART
-from tests.engine.fuzz.promptness import check_findable, check_promptness, check_seats
+from tests.engine.fuzz.promptness import check_findable, check_found_ahead, check_promptness, check_seats
 from tests.engine.fuzz.shadow_store import Holders, ShadowStore, Token
 from tests.engine.fuzz.slot_reference import check_slots
 from tests.engine.fuzz.trail import Trail
@@ -29,7 +29,7 @@ class ShadowExecutor:
         self.random = random.Random(seed)
         self.scheduler = workload.make_scheduler()
         check_seats(workload, self.scheduler)
-        self.store = ShadowStore(workload)
+        self.store = ShadowStore(workload, self.scheduler.max_model_len)
         self.live: dict[int, Request] = {}
         self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times
         self.recomputed: Counter[Sequence] = Counter()
@@ -136,6 +136,8 @@ class ShadowExecutor:
         if plan is None:
             return None
         self._check_plan(plan)
+        if self.scheduler.plans_ahead:
+            check_found_ahead(self.workload, self.scheduler, plan)
         if plan.preempted:  # who gives way and is admitted again in the same plan holds its blocks anew
             holders = {block: [s for s in owners if s not in plan.preempted] for block, owners in holders.items()}
         return plan, step, holders
@@ -176,7 +178,8 @@ class ShadowExecutor:
 
     def _check_plan(self, plan: StepPlan) -> None:
         workload, decoding = self.workload, list(plan.decodes)
-        num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
+        num_tokens = workload.num_decode_tokens(plan, self.scheduler.max_model_len)
+        num_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
         assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers or plan.parked
         assert plan.num_running <= workload.max_num_seqs
         assert plan.horizon == 1 or not plan.prefills
@@ -238,7 +241,7 @@ class ShadowExecutor:
             return None
         decoded = tokens[len(tokens) - plan.num_decodes + plan.num_padding_seqs :]
         num_drafted = sum(
-            self.workload.num_drafted(sequence, sequence.request.num_prompt_tokens + known)
+            self.workload.num_drafted(self.scheduler.max_model_len, sequence.request.num_prompt_tokens + known)
             for sequence, known, _ in decoded
         )
         gains = {sequence: num_new for sequence, _, num_new in decoded}

@@ -29,8 +29,9 @@ class Token(NamedTuple):
 class ShadowStore:
     """Slots that hold the running hash of all tokens up to their own."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, longest: int) -> None:
         self.workload = workload
+        self.longest = longest
         empty = [0] * workload.block_size
         self.slots = {
             DEVICE: [empty.copy() for _ in range(workload.num_blocks)],
@@ -98,7 +99,7 @@ class ShadowStore:
         if sequence.status is SequenceStatus.DECODING:
             length = start + 1
             while length < end + 1:
-                last = max(last, length + self.workload.num_drafted(sequence, length))
+                last = max(last, length + self.workload.num_drafted(self.longest, length))
                 length += self.workload.gain(sequence, length)
         assert last <= len(table) * size, "no room for what the step writes"
         for position in range(start, last):

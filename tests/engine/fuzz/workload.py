@@ -13,6 +13,7 @@ from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.kv.contiguous import Contiguous
+from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
@@ -93,20 +94,27 @@ class Workload:
         scheduler.blocks.index.shortest_run = 2  # the workloads are small
         return scheduler
 
-    def _make_decodes(self, block_size: int) -> Decodes:
+    def _make_decodes(self, block_size: int, longest: int) -> Decodes:
         if self.num_drafts is None:
             return UniformDecodes(block_size)
         if self.unforeseen:
-            return UnforeseenDecodes(block_size, self.num_drafts)
-        return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
+            return UnforeseenDecodes(block_size, longest, self.num_drafts)
+        return RaggedDecodes(block_size, longest, self.num_drafts, self._trajectory)
 
     def gain(self, sequence: Sequence, length: int) -> int:
         """Tokens that a step brings a sequence that knows `length`: a matter of the request and of how far it is."""
         gain = 1 + chain_hash(sequence.request_id, [length]) % self.tokens_per_decode
         return min(gain, sequence.end_length - length)
 
-    def num_drafted(self, sequence: Sequence, length: int) -> int:
-        return min(self.tokens_per_decode - 1, sequence.end_length - 1 - length)
+    def num_drafted(self, longest: int, length: int) -> int:
+        """Drafts that a step verifies of a sequence that knows `length` tokens and may have `longest`."""
+        return min(self.tokens_per_decode - 1, longest - 1 - length)
+
+    def num_decode_tokens(self, plan: StepPlan, longest: int) -> int:
+        """Tokens that the decodes of a plan compute in its first step."""
+        if self.num_drafts is None:
+            return plan.num_decodes
+        return sum(1 + self.num_drafted(longest, sequence.num_tokens) for sequence in plan.decodes)
 
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
         lengths = [sequence.num_tokens]

@@ -56,6 +56,10 @@ CONFIGS: dict[str, transformers.PreTrainedConfig] = {
         **SIZES | LATENT, q_lora_rank=None, rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
     ),
     "deepseek_v2_q_lora": transformers.DeepseekV2Config(**SIZES | LATENT, q_lora_rank=20, routed_scaling_factor=2.5),
+    "deepseek_v3": transformers.DeepseekV3Config(
+        **SIZES | LATENT, q_lora_rank=20, n_group=4, topk_group=2, num_nextn_predict_layers=0,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
     "llama": transformers.LlamaConfig(**SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE),
 }  # fmt: skip
 VARIANTS = tuple(CONFIGS)
@@ -69,6 +73,9 @@ def save(variant: str, folder: Path, **options: Any) -> Path:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     model.save_pretrained(folder, **options)
     return folder
 

@@ -104,3 +104,26 @@ def test_a_model_or_a_file_that_cannot_be_is_named(name: str) -> None:
             translate(command)
     with pytest.raises(TwinServeError, match="not a|no |cannot|missing"):
         load_measured(f"run:{name[:99]}")
+
+
+@pytest.mark.parametrize(
+    ("command", "version"),
+    [
+        (f"nohup {SERVE} {{}} > server.log 2>&1 &", None),
+        (f"sudo A=1 uv run {SERVE} {{}} 2>&1 | tee server.log", None),
+        (f"{SERVE} {{}} && curl localhost:8000/v1/models", None),
+        ("python3 -O -u -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B {}", None),
+        ("docker run --gpus all vllm/vllm-openai:latest --model Qwen/Qwen3-8B {}", None),
+        ("docker run --ipc=host ghcr.io/x/vllm-openai --model Qwen/Qwen3-8B {}", None),
+        ("docker run vllm/vllm-openai:nightly-01d4d1ad3 vllm serve Qwen/Qwen3-8B {}", None),
+        ("docker run vllm/vllm-openai:v0.10.2@sha256:ab12 --model Qwen/Qwen3-8B {}", "0.10.2"),
+    ],
+)
+def test_command_lines_are_read_as_people_paste_them(command: str, version: str | None) -> None:
+    """With what the shell does around them, and with flags of vLLM's versions since 0.9."""
+    past = "--disable-log-requests --swap-space 4 --max-seq-len-to-capture 8192 --task generate"
+    found = translate(command.format(f"--max-num-seqs 7 {past}"))
+    made = config(*found.overrides)
+    assert isinstance(made.engine, SimEngine)
+    assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
+    assert [note for note in found.notes if "--swap-space" in note and "before 0.19" in note]

@@ -221,8 +221,10 @@ def run_twin(
         known = np.array(real.num_tokens[sequence.request_id])
         return known[known >= sequence.num_tokens] - sequence.num_tokens
 
-    def make_decodes(block_size: int) -> Decodes:
-        return UniformDecodes(block_size) if num_drafts is None else RaggedDecodes(block_size, num_drafts, gained)
+    def make_decodes(block_size: int, longest: int) -> Decodes:
+        return (
+            UniformDecodes(block_size) if num_drafts is None else RaggedDecodes(block_size, longest, num_drafts, gained)
+        )
 
     scheduler = make_scheduler(
         options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, offload=offload,

@@ -77,6 +77,7 @@ def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> Non
         ("model=qwen3-8b", "data_parallel_size=2: .* has no experts"),
         ("expert_parallel=false", "use expert_parallel=true"),
         ("data_parallel_size=3", "its 3 GPUs must share out the 128 experts"),
+        ("data_parallel_size=3 model=deepseek-v3", "its 3 GPUs must share out the 256 experts"),
         (
             "data_parallel_size=1",
             "expert_parallel=true: the experts are shared out over data_parallel_size, which is 1",
@@ -87,7 +88,7 @@ def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> Non
 )
 def test_servers_that_cannot_be_ranks_are_refused(changed: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        config(*RANKS, changed)
+        config(*RANKS, *changed.split())
 
 
 def test_servers_that_come_and_go_are_counted_paid_for_and_shown() -> None:

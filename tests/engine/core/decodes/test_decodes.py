@@ -48,6 +48,11 @@ def members(num_drafts: int) -> st.SearchStrategy[list[Member]]:
     )
 
 
+def longest_of(members: list[Member]) -> int:
+    """No sequence may become longer than one of them does."""
+    return max(member.num_prompt_tokens + member.max_tokens for member in members)
+
+
 def plain(members: list[Member], block_size: int, num_drafts: int) -> dict[int, StepRecord]:
     """Every step, by its number, with a loop over all sequences."""
     records = {}
@@ -57,10 +62,11 @@ def plain(members: list[Member], block_size: int, num_drafts: int) -> dict[int, 
             age = now - member.joins
             if 0 <= age < len(member.gains) and now < member.leaves:
                 room = [0] * 2  # blocks that it holds before this step, and for it
-                end = member.num_prompt_tokens + member.max_tokens
                 for which, step in enumerate((age - 1, age)):
                     length = member.num_prompt_tokens + 1 + sum(member.gains[: max(0, step)])
-                    num_slots = min(length + num_drafts, end - 1) if step >= 0 else member.num_prompt_tokens
+                    num_slots = (
+                        min(length + num_drafts, longest_of(members) - 1) if step >= 0 else member.num_prompt_tokens
+                    )
                     room[which] = -(-num_slots // block_size)
                 contexts.append(member.num_prompt_tokens + 1 + sum(member.gains[:age]))
                 num_blocks += room[1] - room[0]
@@ -114,7 +120,7 @@ def ragged(members: list[Member], block_size: int, num_drafts: int) -> RaggedDec
     def trajectory(sequence: Sequence) -> NDArray[np.int64]:
         return np.concatenate([[0], np.cumsum(members[sequence.request_id].gains)])
 
-    return RaggedDecodes(block_size, num_drafts, trajectory)
+    return RaggedDecodes(block_size, longest_of(members), num_drafts, trajectory)
 
 
 @given(data=st.data(), block_size=st.integers(1, 7), num_drafts=st.integers(0, 3))

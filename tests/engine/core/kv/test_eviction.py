@@ -148,6 +148,7 @@ def test_cached_blocks_that_take_more_memory_are_fewer_and_the_oldest_go(evictio
             blocks = len(last.block_table)
             manager.release(last)
             room = int((manager.num_free_blocks - blocks) / cached_size)
+            assert last.block_hashes is not None
             assert manager.cached_prefix(last.block_hashes)[0] >= min(blocks - 1, room)
         manager.check_integrity(held)
     for sequence in held:

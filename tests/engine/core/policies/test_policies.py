@@ -163,4 +163,4 @@ def test_padding_gives_way_before_anybody_else() -> None:
 
 def test_speculation_has_no_batch_of_fixed_shape() -> None:
     with pytest.raises(ValueError, match="options.padded=true: rows of padding draft no tokens"):
-        make("static", make_decodes=lambda block_size: UnforeseenDecodes(block_size, 2))
+        make("static", make_decodes=lambda block_size, longest: UnforeseenDecodes(block_size, longest, 2))

@@ -46,9 +46,8 @@ def test_weights_that_are_widened_are_priced_by_products_in_16_bits(stored: str,
     given = ("model=qwen3-14b", "device=a100-80gb", "scheduler.async_scheduling=false")
     plain, narrow = resolved(*given), resolved(*given, f"quantization={stored}")
     assert plain.profile is not None and narrow.profile is not None and "read fewer bytes" in narrow.notes[0]
-    tables = [
-        system.profile.tables["tokens"].set_index(["operator", "num_tokens"])["time_us"] for system in (plain, narrow)
-    ]
+    profiles = plain.profile, narrow.profile
+    tables = [each.tables["tokens"].set_index(["operator", "num_tokens"])["time_us"] for each in profiles]
     for operator in ("qkv_proj", "down_proj"):
         wide, small = (table[operator] for table in tables)
         assert small.iloc[-1] == pytest.approx(widening * wide.iloc[-1])

@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from engine.server.tally import Tally
 from harness.engines.serving.serve import serve
 from tests.harness.builders import SMALLEST, config
 
@@ -62,7 +61,8 @@ def serving(folder: Path, *overrides: str) -> Iterator[Server]:
     def run() -> None:
         try:
             settings = config("task=serve", "serve.port=0", *overrides)
-            told.put(serve(settings, folder, told.put, lambda stop: found.update(stop=stop)))
+            serve(settings, folder, told.put, lambda stop: found.update(stop=stop))
+            told.put(None)
         except BaseException as error:
             told.put(error)
 
@@ -76,6 +76,5 @@ def serving(folder: Path, *overrides: str) -> Iterator[Server]:
     finally:
         found["stop"]()
         thread.join(timeout=30)
-    ended = told.get(timeout=5)
-    if not isinstance(ended, Tally):
-        raise ended
+    if (error := told.get(timeout=5)) is not None:
+        raise error

@@ -17,7 +17,7 @@ from tests.harness.builders import config
 from tests.harness.engines.serving.builders import REAL, Server, serving
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
-GREEDY = {"temperature": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,7 +67,7 @@ def test_another_key_cannot_be_searched_for_at_a_rate() -> None:
 
 def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
     common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             **common,
             "label": "router=prefix_affinity",
