@@ -27,7 +27,10 @@ class View:
     server tells is as it was when its metrics were last read, or as it is where nobody reads them.
     """
 
-    def __init__(self, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool) -> None:
+    def __init__(
+        self, number: int, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool
+    ) -> None:
+        self.number = number
         self.num_requests = 0
         self.num_tokens = 0
         self._replica = replica
@@ -134,7 +137,10 @@ class Desk:
         self._rule = rule
         keeps = keeps_prefixes or (rule is not None and rule.reads_prefixes)
         reads_caches = rule is not None and rule.reads_caches
-        self.views = [View(each, clock, keeps_prefixes=keeps, reads_caches=reads_caches) for each in replicas]
+        self.views = [
+            View(number, each, clock, keeps_prefixes=keeps, reads_caches=reads_caches)
+            for number, each in enumerate(replicas)
+        ]
         self.open = [*range(len(replicas))]
         if reads_caches:
             for replica in replicas:

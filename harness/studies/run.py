@@ -287,6 +287,7 @@ def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[s
                 "num_gpus": config.num_gpus,
                 "max_num_seqs": config.max_num_seqs,
                 "num_blocks": num_blocks,
+                "plans_ahead": config.scheduler.async_scheduling,
             }
         )
         first += config.num_servers

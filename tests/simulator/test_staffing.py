@@ -39,11 +39,16 @@ class Ends:
         self.ended: list[tuple[int, int, str]] = []  # request, server, how
         self.first_tokens: dict[int, int] = {}
         self.schedulers: list[Scheduler] = []
+        self.num_steps = 0
 
     def recorder(self, server: int) -> Recorder:
         ends = self
 
         class Noting(Recorder):
+            def on_step(self, plan: Any, start_ns: int, durations_ns: Any, start: Any = None) -> None:
+                super().on_step(plan, start_ns, durations_ns, start)
+                ends.num_steps += 1 if isinstance(durations_ns, int) else len(durations_ns)
+
             def on_commit(self, outcome: Any) -> None:
                 super().on_commit(outcome)
                 for request in outcome.finished:
@@ -140,6 +145,11 @@ def test_a_request_of_a_dead_server_begins_anew_on_another() -> None:
     ends, staffing = serve(None, Changes(dies), RoundRobin(NoOptions()), num_servers=2, lengths=one[0], times=one[1])
     assert ends.ended == [(0, 1, "finished")] and ends.first_tokens == {0: 3_500_000} and staffing.retried == {0}
     assert staffing.counts == [Count(0, 2, 2), Count(2_500_000, 1, 1)]
+    late, _ = serve(
+        None, Changes((Failure(0, 5 * MS + MS // 2),)), RoundRobin(NoOptions()), num_servers=1, lengths=([4], [9]),
+        times=one[1],
+    )  # fmt: skip
+    assert late.num_steps == 5, "those that ended before"
     lost, _ = serve(
         None, Changes(dies, retries=False), RoundRobin(NoOptions()), num_servers=2, lengths=one[0], times=one[1]
     )
@@ -168,9 +178,18 @@ def test_servers_are_started_when_they_are_needed_and_drained_when_they_are_not(
     )  # fmt: skip
     assert staffing.counts[:3] == [Count(0, 1, 1), Count(2 * MS, 1, 3), Count(3 * MS, 3, 3)]
     assert {server for request, server, _ in ends.ended if 12 <= request < 18} == {1, 2}, "the new ones are idle"
-    assert staffing.counts[-1].num_open == 1, "two were drained"
+    assert staffing.counts[-1] == Count(staffing.counts[-1].time_ns, 1, 1), "two were drained"
     draining = [count for count in staffing.counts if count.num_open < count.num_paid and count.time_ns > 4 * MS]
     assert draining, "what they had was served"
+
+
+def test_a_server_that_dies_while_it_starts_is_not_there_when_it_would_have_been() -> None:
+    scaled = Scaled(Scaling("requests", 1.0, 1, 2), interval_ns=2 * MS, start_up_ns=4 * MS)
+    _, staffing = serve(
+        None, Changes((Failure(1, 3 * MS),), scaled=scaled, num_open=1), LeastRequests(NoOptions()), num_servers=2,
+        lengths=([4] * 4, [20] * 4), times=np.zeros(4, int),
+    )  # fmt: skip
+    assert staffing.counts == [Count(0, 1, 1), Count(2 * MS, 1, 2), Count(3 * MS, 1, 1)]
 
 
 @pytest.mark.parametrize(
