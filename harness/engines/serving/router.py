@@ -40,7 +40,7 @@ _KEPT = ("content-type", "cache-control", "retry-after")
 class ServerState:
     """A server as the rule sees it."""
 
-    def __init__(self, address: str, number: int = 0) -> None:
+    def __init__(self, address: str, number: int) -> None:
         self.number = number
         self.address = address.rstrip("/").removesuffix("/v1")
         self.num_requests = 0
