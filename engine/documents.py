@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 import stat
 import zlib
@@ -29,6 +30,11 @@ _FLOAT = "tag:yaml.org,2002:float"
 
 class DocumentError(ValueError):
     """A file cannot be read as JSON or YAML. The message is one line without the path."""
+
+
+def user_path(name: str) -> Path:
+    """The path of a name that a user gave, with the home folder for `~`; a `~` of no user stays as it is."""
+    return Path(os.path.expanduser(name))
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:

@@ -62,13 +62,14 @@ def read_num_experts(fields: Fields) -> tuple[int, int]:
     Raises:
         ModelError: one is missing or out of range.
     """
-    num_experts = fields.count(_first_there(fields, "num_experts", "num_local_experts"), most=_MOST_EXPERTS)
-    used = _first_there(fields, "num_experts_per_tok", "experts_per_token")
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = fields.count(_first_there(fields, *names), most=_MOST_EXPERTS)
+    used = _first_there(fields, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts")
     return num_experts, fields.count(used, most=num_experts)
 
 
-def _first_there(fields: Fields, name: str, other: str) -> str:
-    return other if fields.data.get(name) is None and fields.data.get(other) is not None else name
+def _first_there(fields: Fields, *names: str) -> str:
+    return next((name for name in names if fields.data.get(name) is not None), names[0])
 
 
 def _head_dim(fields: Fields, default: int) -> int:

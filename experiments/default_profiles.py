@@ -3,6 +3,7 @@
     pip install -e '.[kernels-db]'
     python -m experiments.default_profiles --history <folder>         all GPUs, all models of conf/model; 20 minutes
     python -m experiments.default_profiles --systems h100_sxm --root <folder of aiconfigurator_core> --history <folder>
+    python -m experiments.default_profiles --models phi-4 --history <folder>     adds these to what the archives hold
 
 For every GPU, every model of conf/model that fits on up to eight of them: in its own format, and where that is 16 bits
 also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2, 4 and 8 ranks. A combination that
@@ -21,16 +22,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from experiments import ROOT, composed
+from harness.config import RunConfig
 from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.experts import Experts
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
-from simulator.profile.archive import FOLDER, Entry, entry_name, write_archive
+from simulator.profile.archive import FOLDER, Entry, entry_name, read_archive, write_archive
 from simulator.profile.profile import Profile, ProfileError
 
-DEVICES = ("h100-80gb", "h200", "b200", "a100-80gb", "l40s", "rtx-pro-6000")
+DEVICES = ("h100-80gb", "h200", "b200", "a100-80gb", "l40s", "rtx-pro-6000", "b300", "gb200", "gb300")
 RANKS = (1, 2, 4, 8)
 NOTICE = """Profiles compiled by TwinServe's experiments/default_profiles.py from the operator times of
 aiconfigurator-core (https://github.com/ai-dynamo/aiconfigurator), Copyright (c) 2025-2026 NVIDIA CORPORATION &
@@ -48,8 +52,9 @@ def main() -> None:
     parser.add_argument("--root", help="folder of aiconfigurator_core, if it is not installed")
     parser.add_argument("--history", required=True, help="folder of aiconfigurator_core with old tables")
     parser.add_argument("--systems", nargs="+")
+    parser.add_argument("--models", nargs="+")
     args = parser.parse_args()
-    names = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+    names = args.models or sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
     models = [composed(f"model={name}") for name in names if name != "hf"]  # hf stands for any config.json
     for name in DEVICES:
         config = composed(f"device={name}")
@@ -58,17 +63,15 @@ def main() -> None:
             continue
         sources = Sources(system, args.root, args.history)
         device = device_rates(config.device)
-        entries: dict[str, Entry] = {}
+        path = FOLDER / f"{system}.zip"
+        entries = read_archive(path) if args.models else {}
         lacking: dict[str, list[str]] = {}
-        for model, ranks in _combinations(
-            [model_shape(each.model, each.weight_format, "auto") for each in models], device
-        ):
+        for model, ranks in _combinations(models, device):
             entry = entry_name(model, ranks)
             try:
                 entries[entry] = _entry(sources, model, ranks, device)
             except ProfileError as error:
                 lacking.setdefault(str(error), []).append(entry)
-        path = FOLDER / f"{system}.zip"
         write_archive(path, entries, NOTICE)
         print(f"{path.name}: {len(entries)} profiles, {path.stat().st_size / 1e6:.2f} MB", flush=True)
         for reason, names in lacking.items():
@@ -89,7 +92,7 @@ class Sources(NamedTuple):
         return ":".join(filter(None, ("aiconfigurator", self.root, self.system + (f"+{kernel}" if kernel else ""))))
 
 
-def _entry(sources: Sources, model: ModelShape, ranks: int, device: Device) -> Entry:
+def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
     """The profile of a model, with the tables that other kernels change."""
     profile = open_profile(sources.name(), model, ranks, 256, device)
     changed = {"piecewise_graphs": {"steps": steps_table(HOST)}}
@@ -104,7 +107,7 @@ def _entry(sources: Sources, model: ModelShape, ranks: int, device: Device) -> E
 _all_reduces: dict[tuple[Sources, int], Profile] = {}  # which are the same for all models
 
 
-def _of_any_model(sources: Sources, kernel: str, model: ModelShape, ranks: int, device: Device) -> Profile:
+def _of_any_model(sources: Sources, kernel: str, model: Model, ranks: int, device: Device) -> Profile:
     """The profile of a model with another kernel; one of any model, where the kernel is of no model's."""
     if kernel != "separate_norms":
         return open_profile(sources.name(kernel), model, ranks, 256, device)
@@ -113,14 +116,14 @@ def _of_any_model(sources: Sources, kernel: str, model: ModelShape, ranks: int, 
     return _all_reduces[sources, ranks]
 
 
-def _kernels(system: str, model: ModelShape, ranks: int) -> Iterator[tuple[str, str]]:
+def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]:
     """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
     if ranks > 1:
         yield "separate_norms", "all_reduce"
     match model.quantization.name:
         case "fp8":
             yield "static_scales", "tokens"
-        case "fp8_block" if model.num_experts and system in _HOPPER and ranks < 8:
+        case "fp8_block" if model.first(Experts) and system in _HOPPER and ranks < 8:
             yield "deepgemm", "tokens"
         case "nvfp4" if system in _OLD_PRODUCTS:
             yield "cutlass_fp4", "tokens"
@@ -128,20 +131,17 @@ def _kernels(system: str, model: ModelShape, ranks: int) -> Iterator[tuple[str, 
             yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
 
 
-def _combinations(models: list[ModelShape], device: Device) -> Iterator[tuple[ModelShape, int]]:
-    for model in models:
-        if model.dtype_bytes != 2:
+def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Model, int]]:
+    for config in models:
+        if config.model.dtype_bytes != 2:
             continue
-        for variant in _variants(model):
+        for variant in _variants(model_shape(config.model, config.weight_format, "auto")):
             for ranks in RANKS:
-                splits = variant.num_attention_heads % ranks == 0 and (
-                    variant.num_kv_heads % ranks == 0 or ranks % variant.num_kv_heads == 0
-                )
-                if splits and variant.weight_bytes(ranks) < _LARGEST * device.memory_bytes:
+                if not config.model.shares_out(ranks) and variant.weight_bytes(ranks) < _LARGEST * device.memory_bytes:
                     yield variant, ranks
 
 
-def _variants(model: ModelShape) -> Iterator[ModelShape]:
+def _variants(model: Model) -> Iterator[Model]:
     """A model in its own format or, where that is 16 bits, in each of `_FORMATS`, with both dtypes of the KV cache."""
     for name in _FORMATS if model.quantization.name == "none" else (model.quantization.name,):
         for kv_dtype in ("auto", "fp8"):

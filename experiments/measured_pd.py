@@ -13,8 +13,7 @@ and latency, as in conf/network/rdma_400g.yaml.
 prompts with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to
 40 requests/s with pauses of 60 s. Half of the model's layers have a sliding window, and vLLM keeps what they computed
 of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the 12,740
-blocks that a server for prompts reported (1,630,790 tokens). This simulator counts windows apart from the pool, so
-these servers are given 6,370 blocks; `fleet.prefill.num_blocks=null` leaves that out. Three arms: without tiers
+blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
 (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
 it counts with 0.4 (`cpu_aware`). Results go to experiments/results/measured_pd*.json.
 """
@@ -35,7 +34,6 @@ SYSTEM = (
     "fleet.decode.tensor_parallel_size=4", "router=weighted_score", "router.options.precise=true",
     "router.view_delay_ms=50", "arrival=trace",
 )  # fmt: skip
-SHARED_PAGES = "fleet.prefill.num_blocks=6370"
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}
 PROMPTS = Prompts(num_groups=1000, per_group=5, prefix=16000, question=256, output=256, span=128)
@@ -72,7 +70,7 @@ def eviction(rates: list[float], arm: str, seed: int, overrides: list[str]) -> t
     frame = pd.DataFrame({"arrival_time": np.concatenate(times)})
     frame["num_prompt_tokens"], frame["num_output_tokens"] = PROMPTS.prefix + PROMPTS.question, PROMPTS.output
     frame["hash_ids"] = [PROMPTS.identities(int(prompt)) for prompt in order]
-    settings = [*SYSTEM, *ARMS[arm], SHARED_PAGES, f"trace.hash_block_size={PROMPTS.span}", *overrides]
+    settings = [*SYSTEM, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", *overrides]
     requests = run(*settings, trace=frame).requests
     stages = requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import resource
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,8 +53,20 @@ class Speed:
     peak_bytes: int
 
 
-def cases(traces: Path) -> dict[str, list[str]]:
-    """The overrides of each case."""
+def write_twice(source: Path, target: Path) -> None:
+    """A Mooncake trace followed by itself with other contents, as many requests as its trace `toolagent` has."""
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    period = rows[-1]["timestamp"] + 3000
+    first_new = 1 + max(max(row["hash_ids"]) for row in rows)
+    rows += [
+        {**row, "timestamp": row["timestamp"] + period, "hash_ids": [each + first_new for each in row["hash_ids"]]}
+        for row in rows
+    ]
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows[:23_608]))
+
+
+def cases(traces: Path, lengthened: Path) -> dict[str, list[str]]:
+    """The overrides of each case; `lengthened` is where the Mooncake trace is written twice."""
     mooncake = ["trace=mooncake", f"trace.path={traces / MOONCAKE}", "arrival=trace"]
     # All at once, what is planned does not depend on step times: both cost models price the very same steps.
     tiny = ["model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024", "trace=sharegpt"]
@@ -75,11 +88,18 @@ def cases(traces: Path) -> dict[str, list[str]]:
     }
     # The same load for each server, whatever their number.
     fleets = {
-        f"sharegpt 160k, {count} servers": [
-            "trace=sharegpt", "trace.num_requests=160000", f"arrival.rate={40 * count}", f"replicas={count}",
+        f"sharegpt {name}, {count} servers": [
+            "trace=sharegpt", f"trace.num_requests={number}", f"arrival.rate={40 * count}", f"replicas={count}",
             "router=least_requests",
         ]
-        for count in (1, 4, 16)
+        for name, number, count in [*(("160k", 160_000, n) for n in (1, 4, 16)), ("1M", 10**6, 64)]
+    }  # fmt: skip
+    fleets |= {
+        f"mooncake twice, {count} servers": [
+            "trace=mooncake", f"trace.path={lengthened}", "arrival=trace", f"replicas={count}",
+            "router=prefix_affinity",
+        ]
+        for count in (8, 64)
     }  # fmt: skip
     return {name: [*case, "cost=roofline"] for name, case in (roofline | fleets).items()} | profiled
 
@@ -135,10 +155,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cases", default="", help="comma-separated beginnings of case names; all if empty")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        _run(args, Path(name) / "mooncake.jsonl")
+
+
+def _run(args: argparse.Namespace, lengthened: Path) -> None:
     console = Console()
+    if (source := args.traces / MOONCAKE).exists():
+        write_twice(source, lengthened)
     wanted = tuple(args.cases.split(","))
     speeds = []
-    for case, overrides in cases(args.traces.resolve()).items():
+    for case, overrides in cases(args.traces.resolve(), lengthened).items():
         missing = [word for word in overrides if word.startswith("trace.path=") and not Path(word[11:]).exists()]
         if missing:
             console.print(f"{case}: skipped, no file {missing[0][11:]}")

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from engine.documents import user_path
 from harness import interrupts
 from harness.config import RunConfig, parse, to_yaml
 from harness.config.command_lines import vllm_import
@@ -193,7 +194,7 @@ def _check_output(config: RunConfig, folder: Path) -> None:
     settings = config.validation
     measured = [settings.measured, *settings.repeats]
     for name in (name.partition(":")[2] for name in measured if name):
-        if Path(name).expanduser().resolve() == folder.resolve():
+        if user_path(name).resolve() == folder.resolve():
             raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
 
 
@@ -216,6 +217,8 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
         return importlib.import_module("harness.studies.search.explore").explore
+    if config.task == "serve":
+        return importlib.import_module("harness.terminal").serve
     return importlib.import_module("harness.terminal").run
 
 

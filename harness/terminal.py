@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness import api
 from harness.config import RunConfig
+from harness.engines.availability import check_server
 from harness.record.progress_bar import Terminal
 from harness.results.summary import print_summary
 
@@ -41,3 +42,12 @@ def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, conf
     print_table(document, console)
     console.print(f"results: {folder}", highlight=False, soft_wrap=True)
     return document
+
+
+def serve(config: RunConfig, folder: Path) -> None:
+    """Be a server until a signal comes, as `config.serve` says; raises ConfigError."""
+    check_server()
+    from harness.engines.serving.serve import serve  # imported late, as it brings a web framework
+
+    console = Console()
+    serve(config, folder, lambda address: console.print(f"serving at {address}", highlight=False))

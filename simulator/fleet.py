@@ -14,12 +14,14 @@ from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
+from simulator.drivers.lockstep import Lockstep, Ranks
 from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Phase
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
 from simulator.gateway import Decoders, Gateway, MakeRequest
 from simulator.handover import Exchange
 from simulator.replica import Replica
+from simulator.staffing import Crew, Staffing
 
 
 def _tell(replica: Replica) -> None:
@@ -35,6 +37,8 @@ class Fleet:
         rule: chooses the server of each request; None for one server.
         decoders: the servers that decode, where `replicas` compute the prompts only.
         stages: of each of all servers the cost models of its pipeline's stages, or none.
+        ranks: the servers that step together.
+        staffing: what changes the servers; where all serve whole requests, in one lane, without tiers.
         reading_ns: every so many ns the router reads what servers tell of themselves; 0 where it always knows.
         alone: whether a single replica may run without the queue.
 
@@ -51,6 +55,8 @@ class Fleet:
         *,
         decoders: Decoders | None = None,
         stages: Sequence[Sequence[CostModel]] = (),
+        ranks: Sequence[Ranks] = (),
+        staffing: Staffing | None = None,
         reading_ns: int = 0,
         alone: bool = True,
     ) -> None:
@@ -67,7 +73,9 @@ class Fleet:
         self._replicas = replicas
         self._env = simpy.Environment(initial_time=0)
         self._stages = stages
-        self._alone = alone and len(replicas) == 1 and not any(stages)
+        self._ranks = ranks
+        self._staffing = staffing
+        self._alone = alone and staffing is None and len(replicas) == 1 and not any(stages)
         self._reading_ns = reading_ns
         self._dispatch_ns = NEVER  # when the next dispatch is due, among those that are on their way
         self._gateway = Gateway(
@@ -91,15 +99,27 @@ class Fleet:
             (replica,) = self._replicas
             replica.source = self._gateway
             return run_alone(replica)
+        for first, count, shared_ns in self._ranks:
+            Lockstep(self._env, self._replicas[first : first + count], shared_ns)
+        drivers: list[Shared] = []
+        in_step = {first + rank for first, count, _ in self._ranks for rank in range(count)}
         for number, replica in enumerate(self._replicas):
+            if number in in_step:
+                continue
+            replica.outlook = self._gateway
             if self._stages and self._stages[number]:
                 Pipeline(self._env, replica, self._stages[number])
             else:
-                Shared(self._env, replica)
+                drivers.append(Shared(self._env, replica))
+        crew = None
+        if self._staffing is not None:
+            crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: self._env.now)
         self._expect()
         if self._reading_ns and len(self._replicas) > 1:
             Phase(self._env, READINGS, 0, self._read)
         self._env.run()
+        while crew is not None and crew.give_up():
+            self._env.run()
         return int(self._env.now)
 
     def stop(self) -> None:

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from engine.core.routing.router import Router
 from simulator.handover import Network, Role
+from simulator.roster import Changes
 from simulator.system import System
 
 
 @dataclass(frozen=True, eq=False)
 class ServerPool:
-    """`num_servers` servers like `system`, which serve requests, compute their prompts or decode them."""
+    """`num_servers` servers like `system`, which serve requests, compute their prompts or decode them.
+
+    Of data-parallel ranks, each is a server.
+    """
 
     role: Role
     system: System
@@ -41,6 +45,7 @@ class FleetSystem:
         pools: those for decodes come last.
         rule: chooses the server of a request, or of its prompt; None for one. It keeps account of a single run.
         reading_ns: every so many ns the router reads the metrics of the servers; 0 where it always knows them.
+        changes: of the servers while they run; None for none.
         apart: None where each server serves whole requests.
     """
 
@@ -48,6 +53,7 @@ class FleetSystem:
     rule: Router | None = None
     reading_ns: int = 0
     apart: Apart | None = None
+    changes: Changes | None = None
 
     @classmethod
     def alone(cls, system: System) -> FleetSystem:

@@ -87,6 +87,7 @@ RANGES = {
     "long_prefill_token_threshold": _TOKENS_OR_NONE,
     "max_padding": _TOKENS_OR_NONE,
     "max_lookahead_steps": _COUNT,
+    "max_graph_tokens": Range(0, 1 << 16, is_whole=True),
     "num_speculative_tokens": Range(1, 128, is_whole=True),
     "prompt_lookup_min": _COUNT,
     "prompt_lookup_max": _COUNT,

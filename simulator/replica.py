@@ -87,6 +87,7 @@ class Replica:
             a driver's.
         is_stopping: nothing is planned any more.
         reach: so many plans are priced at first, and more once these have passed (`lengthen`); a driver's.
+        outlook: what knows when the next request comes to any server: plans are priced up to then, if that is longer.
 
     Raises:
         ValueError: planning ahead together with more than one step in a plan, or a host tier without `transfers`.
@@ -115,6 +116,7 @@ class Replica:
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self.reach = NEVER
+        self.outlook: Source = self.source
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
@@ -141,12 +143,28 @@ class Replica:
             num_free -= self.scheduler.num_blocks_due(num_later)
         return num_free
 
+    def lose(self, scheduler: Scheduler) -> list[Request]:
+        """The server has died and begins anew with an empty `scheduler`; returns all that it had waiting or running."""
+        lost = [*self.scheduler.unfinished, *(request for _, request in self._inbox)]
+        self.scheduler = scheduler
+        self._inbox.clear()
+        self._under_way = None
+        return sorted(lost, key=lambda request: request.request_id)
+
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:
         """Take a request that the scheduler will not refuse; it is seen when the next step is planned."""
         self._inbox.append((now, request))
         self.on_change()
+
+    def withdraw(self, request: Request) -> None:
+        """Take out a request that was submitted and has not ended: nobody waits for it any more."""
+        waits = next((each for each in self._inbox if each[1] is request), None)
+        if waits is not None:
+            self._inbox.remove(waits)
+        else:
+            self.scheduler.abort(request.request_id)
 
     def next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
@@ -196,7 +214,7 @@ class Replica:
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         wait = self.next_event_ns() - now
         limit = self._whole_plans((wait - 1) // first) if self.compress else self._lookahead
-        limit = min(limit, plan.horizon, self.reach * self._lookahead)
+        limit = min(limit, plan.horizon, max(self.reach * self._lookahead, self._steps_foreseen(now, first)))
         if limit <= 1:
             return first
         durations = self._plausible(self.cost_model.decode_ns(work, limit), limit)
@@ -214,7 +232,7 @@ class Replica:
             return None
         durations, ends = (np.array([price]),) * 2 if isinstance(price, int) else price
         passed, wait = len(ends), self.next_event_ns() - start
-        limit = _GROWTH * passed if passed > 1 else 2
+        limit = max(_GROWTH * passed if passed > 1 else 2, self._steps_foreseen(start, durations.item(0)))
         if wait <= ends.item(-1):
             limit = self._steps_until_seen(wait, ends)
         limit = min(limit, plan.horizon)
@@ -265,6 +283,12 @@ class Replica:
             self.on_finish(request, end)
             request.forget_sequences()
         return planned, end
+
+    def _steps_foreseen(self, start: int, first: int) -> int:
+        """About how many steps, the first of which takes `first` ns, pass before a request comes to any server; 0 where
+        nobody knows."""
+        next_ns = self.outlook.next_ns
+        return 0 if next_ns == NEVER else self._whole_plans((next_ns - start) // first)
 
     def _plausible(self, durations: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
         """The durations of the last of `num_steps` steps, if so many are a time."""

@@ -11,7 +11,11 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.cost import CostModel
+from simulator.costs.ranks import RankCost, SharedExperts
+from simulator.costs.roofline import RooflineCost
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
+from simulator.drivers.lockstep import Ranks
+from simulator.fleet_system import ServerPool
 from simulator.handover import Network, Port
 from simulator.replica import Observer, Replica
 from simulator.system import System
@@ -26,7 +30,7 @@ def make_replica(system: System, cost: CostModel, observer: Observer, port: Port
         scheduler_of(system),
         cost,
         observer,
-        compress=system.compress,
+        compress=system.compress and system.data_parallel_size == 1,
         max_lookahead_steps=system.max_lookahead_steps,
         transfers=transfers,
     )
@@ -49,6 +53,7 @@ def scheduler_of(system: System) -> Scheduler:
         max_model_len=system.max_model_len,
         make_decodes=uniform_decodes if system.speculation is None else system.speculation.make_decodes,
         contiguous=system.contiguous,
+        cached_size=system.pool.cached_size,
         num_host_blocks=system.tiers.num_host_blocks,
         transfer_block_us=system.tiers.transfer_block_us(system.pool),
         offload=system.tiers.offload,
@@ -72,13 +77,31 @@ def stage_costs(system: System, whole: CostModel) -> list[CostModel]:
     ]
 
 
+def ranks_of(pool: ServerPool, first: int, whole: CostModel) -> list[Ranks]:
+    """The servers of a pool that step together, of which the first has the number `first`; none that step alone."""
+    system, count = pool.system, pool.system.data_parallel_size
+    if count == 1:
+        return []
+    assert isinstance(whole, RooflineCost), "the configuration says so"
+    shared_ns = SharedExperts(whole, system.model, system.device, count)
+    return [Ranks(number, count, shared_ns) for number in range(first, first + pool.num_servers, count)]
+
+
+def cost_of(system: System, whole: CostModel) -> CostModel:
+    """What prices the steps of a server, of a rank without what it shares with others."""
+    if system.data_parallel_size == 1:
+        return whole
+    assert isinstance(whole, RooflineCost), "the configuration says so"
+    return RankCost(whole)
+
+
 def _with_fewer_layers(system: System) -> System:
     """The same system with about half of the layers, of the same kinds in the same shares."""
     model, profile = system.model, system.profile
-    groups = gcd(model.num_layers, model.num_sliding_layers)
+    groups = gcd(model.num_layers, *(blocks.number for blocks in model.blocks))
     share = (groups // 2) / groups if groups > 1 else 0.5
     count = round(model.num_layers * share)
-    fewer = replace(model, num_layers=count, num_sliding_layers=round(model.num_sliding_layers * share))
+    fewer = model.with_layers(count)
     if profile is None:
         return replace(system, model=fewer)
     meta = profile.meta
@@ -86,8 +109,7 @@ def _with_fewer_layers(system: System) -> System:
         name: number * count // model.num_layers if number % model.num_layers == 0 else number
         for name, number in meta.calls.items()
     }
-    sizes = {name: getattr(fewer, name) for name in ("num_layers", "num_sliding_layers") if name in meta.shape}
-    shape = meta.shape | sizes
+    shape = {name: fewer.sizes.get(name, size) for name, size in meta.shape.items()}
     meta = replace(
         meta, num_layers=count, calls=calls, shape=shape, eager_step_us=meta.eager_step_us * count / model.num_layers
     )

@@ -16,13 +16,15 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import KVPool
+from simulator.front_end import FrontEndTimes
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import KVPool
+from simulator.models.model import Model
 from simulator.profile.profile import Profile
 from simulator.quantities import RANGES
 from simulator.tiers import Tiers
 
-MakeCost = Callable[[ModelShape, Device, int], CostModel]
+MakeCost = Callable[[Model, Device, int], CostModel]
 """Makes the cost model of a model on so many ranks of a device."""
 
 
@@ -53,6 +55,7 @@ class System:
         model, device: what serves on what.
         tensor_parallel_size: GPUs that share each layer.
         pipeline_parallel_size: stages that share out the layers.
+        data_parallel_size: ranks that step together and share out the experts, of which this is one.
         block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
         scheduler: its options.
         pool: the KV blocks of one rank.
@@ -68,9 +71,10 @@ class System:
         profile: the measured times that price it, None without any.
         calibration: the fitted constants of the cost model, None without any.
         notes: what a reader of the results must know about the cost model.
+        front_end: what requests cost before the engine sees them; None where clients call it directly.
     """
 
-    model: ModelShape
+    model: Model
     device: Device
     tensor_parallel_size: int
     block_size: int
@@ -81,6 +85,7 @@ class System:
     pool: KVPool
     cost: CostChoice
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     contiguous: Contiguous | None = None
     tiers: Tiers = Tiers()
     compress: bool = True
@@ -92,6 +97,7 @@ class System:
     profile: Profile | None = None
     calibration: Calibration | None = None
     notes: tuple[str, ...] = ()
+    front_end: FrontEndTimes | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -174,7 +180,10 @@ class System:
             return RooflineCost(self.model, replace(self.device, **rates), ranks)
         assert self.profile is not None
         is_async, of_means = self.scheduler.async_scheduling, cost.statistic == "mean"
-        return ProfiledCost(self.profile, self.model, ranks, values, of_means=of_means, is_async=is_async)
+        kv_reads = self.model.kv_reads(self.device, ranks)
+        return ProfiledCost(
+            self.profile, self.model, ranks, values, of_means=of_means, is_async=is_async, kv_reads=kv_reads
+        )
 
     def step_times_from(self) -> str:
         """Where the times of steps come from, in one line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.scheduler_options import OffloadOptions
-from simulator.models.memory import KVPool
+from simulator.models.kv_pool import KVPool
 from simulator.transfers import Link, TierLinks
 
 

@@ -1,7 +1,9 @@
 """What the version of vLLM decides of a simulation: one row for each version from which on something is different.
 
     asynchronous scheduling   by default since 0.14 (pull request 23569)
-    memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`)
+    memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the
+                              CUDA graphs is set apart since 0.20 (pull request 30515; logs of 0.20.0 say so)
+    share of the memory       --gpu-memory-utilization is 0.92 by default since 0.20, to make up for it
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
@@ -10,7 +12,16 @@
                        2026, is the first that meets the default; inferred)
     deepgemm           experts in block-scaled FP8 on Hopper by DeepGEMM's padded product, not on 8 GPUs
                        (`simulator.importers.aiconfigurator.deep_gemm`); that 0.14 ended it is inferred
+    marlin             experts of gpt-oss, until the kernels of Triton came with vLLM (0.12, inferred: a step of 8,192
+                       tokens of gpt-oss-20b takes 228 ms on an H100 with 0.11, 205 by Marlin's times, 103 by Triton's)
     cutlass_fp4        NVFP4 products of FlashInfer's CUTLASS (pull request 22346) until CuTe DSL's of 0.22 (42235)
+
+    front end         public rows of InferenceX (gpt-oss, 0.15 and 0.18, few clients) and of gpustack (0.11) show
+
+    4.5 us for each token of a prompt, 10 ms from client to engine (±50 %, assumed), and 1.5 ms of work for a request
+    (gpt-oss-20b on H100, 1,000 at once). In 0.11 a chat request of a model with a template takes 10.5 ms of work more:
+    the template is parsed anew for each (cached by pull request 26227 since; fitted to Qwen3-14B on an A100, 1,000
+    requests at once), and 26 ms more pass for each (Qwen3-8B on an H100, one client).
 
 Other kernels are not of a version: a checkpoint with `static_scales`, or a server that was told to run `marlin` or
 `mxfp4_mxfp8` for the experts of gpt-oss (`simulator.importers.aiconfigurator.experts`).
@@ -21,6 +32,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from simulator.front_end import FrontEndTimes
+
 
 class VllmVersion(NamedTuple):
     """The defaults of vLLM from `since` on."""
@@ -29,17 +42,19 @@ class VllmVersion(NamedTuple):
     async_scheduling: bool
     memory_account: str
     kernels: tuple[str, ...]
+    gpu_memory_utilization: float = 0.9
 
 
 _ACCOUNT = "vllm_0.9"
 _VERSIONS = (
-    VllmVersion((0, 9), False, _ACCOUNT, ("piecewise_graphs", "separate_norms", "cutlass_fp4")),
-    VllmVersion((0, 11), False, _ACCOUNT, ("separate_norms", "cutlass_fp4")),
+    VllmVersion((0, 9), False, _ACCOUNT, ("piecewise_graphs", "separate_norms", "cutlass_fp4", "marlin")),
+    VllmVersion((0, 11), False, _ACCOUNT, ("separate_norms", "cutlass_fp4", "marlin")),
     VllmVersion((0, 12), False, _ACCOUNT, ("separate_norms", "cutlass_fp4", "deepgemm")),
     VllmVersion((0, 14), True, _ACCOUNT, ("separate_norms", "cutlass_fp4")),
     VllmVersion((0, 16), True, _ACCOUNT, ("cutlass_fp4",)),
-    VllmVersion((0, 17), True, "vllm", ("cutlass_fp4",)),
-    VllmVersion((0, 22), True, "vllm", ()),
+    VllmVersion((0, 17), True, "vllm_0.17", ("cutlass_fp4",)),
+    VllmVersion((0, 20), True, "vllm", ("cutlass_fp4",), 0.92),
+    VllmVersion((0, 22), True, "vllm", (), 0.92),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)
@@ -61,3 +76,16 @@ def vllm_version(name: str | None) -> VllmVersion:
     if not known:
         raise ValueError(f"vllm_version={name}: must be 0.9 or newer; see scheduler=vllm_v0 for early versions")
     return known[-1]
+
+
+_FRONT_END = FrontEndTimes(request_ns=1_500_000, prompt_token_ns=4500.0, latency_ns=10_000_000, spread=0.5)
+_PARSED_ANEW = FrontEndTimes(request_ns=12_000_000, prompt_token_ns=4500.0, latency_ns=36_000_000, spread=0.5)
+
+
+def vllm_front_end(name: str | None, *, renders_template: bool) -> FrontEndTimes:
+    """What a request costs before the engine of this version; `renders_template`: of the model, as chat requests do.
+
+    Raises:
+        ValueError: as of `vllm_version`.
+    """
+    return _PARSED_ANEW if renders_template and vllm_version(name).since == (0, 11) else _FRONT_END

@@ -51,6 +51,7 @@ def test_the_wheel_names_the_command_and_holds_all_data(installed: Path) -> None
         assert files and all((installed / place / path).is_file() for path in files)
 
 
+@pytest.mark.long
 def test_a_sweep_from_any_folder_is_quiet_when_piped(installed: Path, tmp_path: Path) -> None:
     """No torch, no bars, no control characters and no colours; a line per job, folders named by what varies."""
     done = twinserve(

@@ -23,6 +23,7 @@ from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.measured.builders import change_summary
 
 
+@pytest.mark.long
 def test_every_case_ends_in_sound_results_or_one_line() -> None:
     """`python -m tests.fuzz_config` runs thousands, those of the real engine included."""
     arguments = ["--cases", "4", "--files", "3", "--no-engine", "--workers", "1"]

@@ -55,6 +55,7 @@ class Calls:
 
     def __init__(self, engine: LLMEngine) -> None:
         self.turns = Turns()
+        self.on_report: abc.Callable[[StepReport], None] = lambda report: None
         self._engine = engine
         self._open: dict[_Call, None] = {}  # those with unfinished requests
         self._call_of: dict[Request, _Call] = {}  # of their unfinished requests
@@ -84,6 +85,7 @@ class Calls:
                 return  # the last change had not ended, and all requests were aborted just now
             report = self._engine.step(time.perf_counter_ns())
             assert report is not None, "a call waits for requests that the engine does not have"
+            self.on_report(report)
             self._hand_out(report)
 
     def abort(self, call: _Call) -> None:
@@ -207,6 +209,22 @@ class Stream:
     def num_unfinished(self) -> int:
         """Requests that the engine is still working on."""
         return len(self._call.unfinished)
+
+    @property
+    def prompt_token_ids(self) -> list[list[int]]:
+        """The prompts in tokens, in their order."""
+        return [state.prompt_token_ids for state in self._call.states.values()]
+
+    def take(self) -> list[RequestOutput]:
+        """The outputs of the requests that have grown since they were last returned, without running a step.
+
+        Raises:
+            Exception: as `__next__`, where the requests were dropped.
+        """
+        with self._calls.turns:
+            if not self._call.changed and self._call.failure is not None:
+                raise self._call.failure
+            return [self._changed_output() for _ in range(len(self._call.changed))]
 
     def __iter__(self) -> Stream:
         return self

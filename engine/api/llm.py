@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import abc
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from engine.api.model_folder import default_sampling_params, load_tokenizer
 from engine.api.outputs import RequestOutput
 from engine.api.prompts import Prompt, Prompts, check_token_ids, read_prompts
 from engine.api.request_state import RequestState
+from engine.api.step_report import StepReport
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, override
 from engine.json_file import ModelError
@@ -43,6 +45,7 @@ class LLM:
         model: a model folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or the fields of a
             `conf/model/*.yaml` file), whose weights are then random.
         config: the engine's settings; by default those of `EngineConfig`, on a GPU if torch finds one.
+        tokenizer: in place of the one in the folder.
         settings: fields of `EngineConfig` that override those of `config`; also `enforce_eager` and `dtype="auto"`.
 
     Attributes:
@@ -57,6 +60,8 @@ class LLM:
         self,
         model: str | Path | ModelConfig | abc.Mapping[str, Any],
         config: EngineConfig | None = None,
+        *,
+        tokenizer: Any = None,
         **settings: Any,
     ) -> None:
         config = override(config or EngineConfig(device="cuda" if torch.cuda.is_available() else "cpu"), settings)
@@ -67,7 +72,7 @@ class LLM:
             config = override(config, {"load_format": "random"})
             model_config = model if isinstance(model, ModelConfig) else ModelConfig.from_shape(model)  # type: ignore[arg-type]
         self.model_config = model_config
-        self.tokenizer: Any = None if folder is None else load_tokenizer(folder)
+        self.tokenizer: Any = tokenizer or (None if folder is None else load_tokenizer(folder))
         self._default_params = SamplingParams() if folder is None else default_sampling_params(folder)
         self._token_texts = TokenTexts(self.tokenizer)
         eos_token_id = getattr(self.tokenizer, "eos_token_id", None)
@@ -146,7 +151,7 @@ class LLM:
             **(chat_template_kwargs or {}),
         }
         is_one = not messages or isinstance(messages[0], abc.Mapping)
-        texts = [_render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
+        texts = [render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
         # The template has written the special tokens already.
         with self._calls.turns:
             prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
@@ -155,15 +160,21 @@ class LLM:
             return _run(stream, use_tqdm)
 
     def stream(
-        self, prompts: Prompts, sampling_params: Params = None, *, priority: abc.Sequence[int] | None = None
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        *,
+        priority: abc.Sequence[int] | None = None,
+        arrival_ns: int | None = None,
     ) -> Stream:
         """Like `generate`, but returns an iterator over the growing outputs; raises what `generate` raises.
 
-        The requests are aborted when the iterator is closed or nobody refers to it any more.
+        The requests are aborted when the iterator is closed or nobody refers to it any more. They arrived at
+        `arrival_ns` by `time.perf_counter_ns`; None is now.
         """
         with self._calls.turns:  # tokenizers are for one thread at a time
             read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
-            return self._open(read, sampling_params, priority)
+            return self._open(read, sampling_params, priority, arrival_ns)
 
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool | None = None
@@ -212,13 +223,34 @@ class LLM:
         """The tokenizer of the model folder; None if it has none."""
         return self.tokenizer
 
+    def observe(self, on_report: abc.Callable[[StepReport], None]) -> None:
+        """Tell a function of every step from now on, in the thread that ran it."""
+        self._calls.on_report = on_report
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache.
+
+        Raises:
+            RuntimeError: requests are waiting or running.
+        """
+        with self._calls.turns:
+            if self.engine.scheduler.unfinished:
+                raise RuntimeError("the prefix cache is in use")
+            self.engine.reset()
+
     def close(self) -> None:
         """Free the model's memory; open streams and later calls raise EngineClosedError."""
         with self._calls.turns:
             self._calls.close("its model was freed by close()")
             self.engine.close()
 
-    def _open(self, prompts: list[Prompt], sampling_params: Params, priority: abc.Sequence[int] | None) -> Stream:
+    def _open(
+        self,
+        prompts: list[Prompt],
+        sampling_params: Params,
+        priority: abc.Sequence[int] | None,
+        arrival_ns: int | None = None,
+    ) -> Stream:
         params = self._params_of(prompts, sampling_params)
         priorities = _checked_priorities(priority, len(prompts))
         bad_words = {id(each): self._check(each) for each in params}
@@ -229,6 +261,7 @@ class LLM:
                 self._num_requests,
                 len(prompt.token_ids),
                 each.max_tokens or self.engine.max_model_len,
+                time.perf_counter_ns() if arrival_ns is None else arrival_ns,
                 token_ids=prompt.token_ids.copy(),
                 priority=priorities[i],
                 num_sequences=each.n,
@@ -276,7 +309,7 @@ def _checked_priorities(priority: abc.Sequence[int] | None, num_prompts: int) ->
     return priorities
 
 
-def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
+def render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
     """A conversation as text, by the chat template."""
     try:
         text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **options)

@@ -67,6 +67,10 @@ class RequestState:
         self._failure: Exception | None = None
 
     @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._prompt.token_ids
+
+    @property
     def has_stop_strings(self) -> bool:
         return bool(self._stops)
 

@@ -32,13 +32,15 @@ def make_scheduler(
     num_lanes: int = 1,
     make_decodes: MakeDecodes = uniform_decodes,
     contiguous: Contiguous | None = None,
+    cached_size: float = 1.0,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
     `num_host_blocks` is the size of the host tier and `transfer_block_us` the time that a block takes to it or back,
     which preemption="auto" compares with `options.recompute_token_us`. With `offload`, what leaves the prefix cache
     goes there and further. With `contiguous`, blocks are not handed out one by one but as reservations; what is
-    admitted leaves no watermark then, as nobody grows.
+    admitted leaves no watermark then, as nobody grows. `cached_size` is the memory of a cached block as a multiple of a
+    held one's.
 
     Raises:
         ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
@@ -48,7 +50,9 @@ def make_scheduler(
         raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
     if options.preemption == "auto" and options.recompute_token_us is None:
         raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
-    blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous)
+    blocks = _make_blocks(
+        options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous, cached_size
+    )
     watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(
         VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
@@ -86,6 +90,7 @@ def _make_blocks(
     offload: OffloadOptions | None,
     max_model_len: int | None,
     contiguous: Contiguous | None,
+    cached_size: float,
 ) -> BlockManager:
     num_blocks -= options.reserved_blocks
     if contiguous is not None:
@@ -107,4 +112,5 @@ def _make_blocks(
         full_hit=options.full_hit,
         host=host,
         offload=cached_tiers,
+        cached_size=cached_size,
     )

@@ -51,7 +51,8 @@ class Request:
         decodes_elsewhere: it computes the prompt for another server: its blocks are held after its end, until
             `Scheduler.ready` says that they were copied.
         prefilled_elsewhere: another server computes the prompt. It is admitted with blocks for all of it, to wait until
-            their content has come, and computes the last token of the prompt itself.
+            their content has come, and computes the last token of the prompt itself. The KV comes once: after a
+            preemption this is False.
         order: number of requests that were added before it; set by `Scheduler.add`.
         sequences: its sequences so far; one until the prompt is computed.
         num_unfinished: sequences, forked or not, that have not ended.
@@ -201,12 +202,6 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return self._num_tokens + self._clock.step - self.request.num_prompt_tokens
-
-    @property
-    def comes_from_elsewhere(self) -> bool:
-        """Whether the KV of its prompt comes from another server when it is admitted; after a preemption it is computed
-        here."""
-        return self.request.prefilled_elsewhere and not self.num_lost_tokens
 
     @property
     def is_prefilled(self) -> bool:

@@ -41,6 +41,11 @@ class StepWork(NamedTuple):
     later_contexts: NDArray[np.int64] | None = None
     later_squared_contexts: NDArray[np.int64] | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.num_decodes * self.tokens_per_decode + sum([chunk.num_tokens for chunk in self.chunks])
+
     def contexts(self, num_steps: int) -> NDArray[np.int64]:
         """S1 of each of `num_steps` decode steps, this one first; int64[num_steps]."""
         if self.later_contexts is not None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.models.layers.attention import Attention, LayerCache, Rotary
-from engine.models.layers.experts import Experts
+from engine.models.layers.attention import Attention, LayerCache
+from engine.models.layers.biased_experts import BiasedExperts
+from engine.models.layers.experts import Experts, SigmoidChoice
+from engine.models.layers.latent_attention import LatentAttention
 from engine.models.layers.linear import (
     ColumnParallelLinear,
     RMSNorm,
@@ -22,6 +24,7 @@ from engine.models.layers.linear import (
     VocabParallelHead,
 )
 from engine.models.layers.parallel import TensorParallel
+from engine.models.layers.rotary import Rotary
 from engine.models.model_config import ModelConfig
 from kernels.activation import silu_and_mul
 from kernels.attention.backends import AttentionBackend, AttentionMetadata
@@ -30,9 +33,8 @@ from kernels.attention.backends import AttentionBackend, AttentionMetadata
 class GatedMLP(nn.Module):
     """`down(silu(gate(x)) * up(x))`, `[T, H] -> [T, H]`."""
 
-    def __init__(self, name: str, config: ModelConfig, tp: TensorParallel) -> None:
+    def __init__(self, name: str, config: ModelConfig, tp: TensorParallel, size: int) -> None:
         super().__init__()
-        size = config.intermediate_size
         parts = [Rows.shard(f"{name}.{part}", size, tp) for part in ("gate_proj", "up_proj")]
         self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts, fp8=config.fp8)
         self.down_proj = RowParallelLinear(f"{name}.down_proj", size, config.hidden_size, tp, fp8=config.fp8)
@@ -43,27 +45,46 @@ class GatedMLP(nn.Module):
 
 
 class MoE(nn.Module):
-    """Mixture of gated MLPs: each token goes through its `num_experts_per_token` best ones; `[T, H] -> [T, H]`."""
+    """Mixture of gated MLPs: each token goes through its `num_experts_per_token` best ones, and through the shared
+    ones; `[T, H] -> [T, H]`."""
 
     def __init__(self, name: str, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
         self.top_k = config.num_experts_per_token
         self.renormalize = config.norm_topk_prob
-        rows = Rows(f"{name}.gate", config.num_experts, 0, config.num_experts)
-        self.router = ColumnParallelLinear(config.hidden_size, [rows])
-        self.experts = Experts(
-            f"{name}.experts", config.num_experts, config.hidden_size, config.moe_intermediate_size, tp, config.fp8
-        )
+        self.scale = config.routed_scaling_factor
+        width, has_biases = config.moe_intermediate_size, config.clamped_gate is not None
+        rows = Rows(f"{name}.{'router' if has_biases else 'gate'}", config.num_experts, 0, config.num_experts)
+        self.router = ColumnParallelLinear(config.hidden_size, [rows], has_biases)
+        routing = config.sigmoid_routing
+        self.choice = None if routing is None else SigmoidChoice(f"{name}.gate", config.num_experts, routing)
+        self.experts: Experts | BiasedExperts
+        if has_biases:
+            self.experts = BiasedExperts(f"{name}.experts", config, tp)
+        else:
+            parts = ("w1", "w3", "w2") if config.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+            self.experts = Experts(
+                f"{name}.experts", config.num_experts, config.hidden_size, width, tp, config.fp8, parts
+            )
+        self.shared = None
+        if config.num_shared_experts:
+            self.shared = GatedMLP(f"{name}.shared_experts", config, tp, config.num_shared_experts * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.tp.all_reduce(self.experts(x, self.router(x), self.top_k, self.renormalize))
+        logits = self.router(x)
+        if self.choice is not None:
+            logits = self.choice(logits, self.top_k)
+        routed = self.tp.all_reduce(self.experts(x, logits, self.top_k, self.renormalize))
+        if self.scale != 1.0:
+            routed = routed * self.scale
+        return routed if self.shared is None else routed + self.shared(x)
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each after a norm."""
 
-    def __init__(self, name: str, config: ModelConfig, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, name: str, config: ModelConfig, attention: Attention | LatentAttention, mlp: nn.Module) -> None:
         super().__init__()
         self.input_norm = RMSNorm(f"{name}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.attention = attention
@@ -106,21 +127,29 @@ def make_layer(
     qwen2        yes                    no                   no                        dense
     qwen3        attention_bias         attention_bias       yes                       dense
     qwen3_moe    attention_bias         attention_bias       yes                       experts in most or all layers
+    mixtral      no                     no                   no                        experts
+    gpt_oss      attention_bias         attention_bias       no                        experts with biases
+    deepseek     latent attention without biases                                       experts after some dense layers
     """
     name, bias = f"model.layers.{index}", config.attention_bias
     qkv_bias, output_bias = (True, False) if config.family == "qwen2" else (bias, bias)
-    attention = Attention(
-        f"{name}.self_attn", config, tp, backend, rotary,
-        qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=config.qk_norm,
-    )  # fmt: skip
-    mlp = MoE if config.has_experts(index) else GatedMLP
-    return DecoderLayer(name, config, attention, mlp(f"{name}.mlp", config, tp))
+    attention: Attention | LatentAttention
+    if config.latent is not None:
+        attention = LatentAttention(f"{name}.self_attn", config, tp, backend, rotary)
+    else:
+        attention = Attention(
+            f"{name}.self_attn", config, tp, backend, rotary,
+            qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=config.qk_norm, window=config.window_of(index),
+        )  # fmt: skip
+    place = f"{name}.{'block_sparse_moe' if config.family == 'mixtral' else 'mlp'}"
+    sparse = config.has_experts(index)
+    mlp = MoE(place, config, tp) if sparse else GatedMLP(place, config, tp, config.intermediate_size)
+    return DecoderLayer(name, config, attention, mlp)
 
 
 def layer_caches(kv_cache: Tensor) -> list[LayerCache]:
-    """The keys and values of each layer, from `[num_layers, 2, ...]`."""
-    keys, values = kv_cache.unbind(1)
-    return list(zip(keys, values, strict=True))
+    """The keys and values of each layer, from `[num_layers, 2, ...]`; latents twice, from `[num_layers, 1, ...]`."""
+    return [(layer[0], layer[-1]) for layer in kv_cache]
 
 
 class CausalLM(nn.Module):
@@ -145,7 +174,7 @@ class CausalLM(nn.Module):
 
         Args:
             input_ids, positions: int64[T], in the order of `metadata`.
-            kv_cache: `[num_layers, 2, num_blocks, block_size, num_kv_heads_per_rank, head_dim]`; written in place.
+            kv_cache: of the shape of `engine.runner.cache.kv_cache.cache_shape`; written in place.
 
         Returns:
             Final hidden states `[T, hidden_size]`, the same on every rank.

@@ -36,15 +36,21 @@ def rank_bytes(config: ModelConfig, num_ranks: int, dtype: torch.dtype) -> int:
     hidden, heads = config.hidden_size, config.num_attention_heads // num_ranks
     qkv_heads = heads + 2 * max(1, config.num_kv_heads // num_ranks)
     attention = size(qkv_heads * config.head_dim, hidden) + size(hidden, heads * config.head_dim)
+    if (latent := config.latent) is not None:
+        queries, inner = heads * config.head_dim, latent.q_lora_rank
+        attention = size(inner, hidden) + size(queries, inner) if inner else size(queries, hidden)
+        attention += size(latent.width, hidden) + size(hidden, heads * latent.v_head_dim)
+        attention += size(heads * (latent.qk_nope_head_dim + latent.v_head_dim), latent.kv_lora_rank)
     dense, expert = (
         size(2 * width // num_ranks, hidden) + size(hidden, width // num_ranks)
         for width in (config.intermediate_size, config.moe_intermediate_size)
     )
-    experts = config.num_experts * (expert + hidden * dtype.itemsize)
+    experts = (config.num_experts + config.num_shared_experts) * expert
+    experts += config.num_experts * hidden * dtype.itemsize
     num_sparse = sum(config.has_experts(layer) for layer in range(config.num_layers))
     layers = config.num_layers * attention + num_sparse * experts + (config.num_layers - num_sparse) * dense
     vocabulary = -(-config.vocab_size // num_ranks) * hidden * (1 if config.tie_word_embeddings else 2)
-    rotary = config.max_position_embeddings * config.head_dim * torch.float32.itemsize
+    rotary = config.max_position_embeddings * config.rope_dim * torch.float32.itemsize
     return layers + vocabulary * dtype.itemsize + rotary
 
 

@@ -9,36 +9,27 @@ from typing import Any, Literal, get_args
 
 from engine.json_file import Fields, read_json, shown
 from engine.json_file import ModelError as ModelError  # also imported from here
-from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts, read_sizes
-from engine.models.quantization import Fp8Weights, read_quantization
+from engine.model_sizes import MOST_TOKENS, read_sizes
+from engine.models.families import ARCHITECTURES, Family
+from engine.models.family_fields import ClampedGate, LatentSizes, SigmoidRouting, family_fields
+from engine.models.hf_config import hf_config
+from engine.models.quantization import Fp8Weights
+from engine.models.rope_scaling import RopeScaling, read_rope
 
-Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama", "mistral"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-_ARCHITECTURES: dict[str, Family] = {
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen2ForCausalLM": "qwen2",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-}
 # Keys of `config.json` of which the layers implement one value only.
 _FIXED_VALUES: dict[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
+    # of DeepSeek
+    "moe_layer_freq": 1,
+    "rope_interleave": True,
 }
-
-
-@dataclass(frozen=True)
-class Llama3RopeScaling:
-    """How Llama 3.1 stretches the wavelengths of its rotary embedding beyond `original_max_position_embeddings`."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+_HEAD_DIMS: dict[Family, int] = {"qwen3": 128, "gpt_oss": 64}  # where the file states none
+_NO_FLOAT8 = ("gpt_oss", "deepseek_v2", "deepseek_v3")
 
 
 @dataclass(frozen=True)
@@ -52,6 +43,13 @@ class ModelConfig:
         norm_topk_prob: whether the weights of a token's chosen experts are scaled to sum to 1.
         decoder_sparse_step, mlp_only_layers: which layers have experts; see `has_experts`.
         sliding_window: how many of the last tokens each token sees, itself included; 0 for all.
+        full_layers: layers without the window.
+        num_shared_experts: experts that every token uses, beside those that it chooses.
+        routed_scaling_factor: factor of the output of the experts that a token chooses.
+        sigmoid_routing: how tokens choose experts by sigmoids; None: by a softmax.
+        clamped_gate: the activation of the experts, which also have biases; None: SiLU, without biases.
+        mxfp4: whether the checkpoint's experts are in MXFP4; they are put into the model's dtype as they are loaded.
+        latent: sizes of latent attention, in which there is one KV head and head_dim is that of queries; else None.
         initializer_range: standard deviation of random weights.
         dtype: dtype of the checkpoint; `EngineConfig.dtype` may choose another one for the engine.
         eos_token_ids: tokens that end an answer; empty if the model has none.
@@ -69,7 +67,7 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3RopeScaling | None
+    rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     attention_bias: bool
     dtype: Dtype
@@ -83,11 +81,43 @@ class ModelConfig:
     mlp_only_layers: tuple[int, ...] = ()
     fp8: Fp8Weights | None = None
     sliding_window: int = 0
+    full_layers: tuple[int, ...] = ()
+    num_shared_experts: int = 0
+    routed_scaling_factor: float = 1.0
+    sigmoid_routing: SigmoidRouting | None = None
+    clamped_gate: ClampedGate | None = None
+    mxfp4: bool = False
+    latent: LatentSizes | None = None
+
+    def __post_init__(self) -> None:
+        if self.fp8 is not None and self.family in _NO_FLOAT8:
+            raise ModelError(f"float8 weights of the family {self.family} are not supported")
 
     @property
     def num_sliding_layers(self) -> int:
         """Layers that have the window."""
-        return self.num_layers if self.sliding_window else 0
+        return self.num_layers - len(self.full_layers) if self.sliding_window else 0
+
+    def window_of(self, layer: int) -> int:
+        """The window of a layer, counted from 0; 0 for none."""
+        return 0 if layer in self.full_layers else self.sliding_window
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether each query head has a sink; see `kernels.attention.metadata.AttentionBackend`."""
+        return self.family == "gpt_oss"
+
+    @property
+    def attention_kind(self) -> Literal["plain", "windows", "latent"]:
+        """As `kernels.attention.backends.AttentionKind`."""
+        if self.latent is not None:
+            return "latent"
+        return "windows" if self.sliding_window or self.has_sinks else "plain"
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a query that are rotated."""
+        return self.head_dim if self.latent is None else self.latent.qk_rope_head_dim
 
     @property
     def qk_norm(self) -> bool:
@@ -130,89 +160,23 @@ class ModelConfig:
         for key, supported in _FIXED_VALUES.items():
             if data.get(key, supported) not in (supported, None):
                 raise ModelError(f"config.json: {key}={shown(data[key])} is not supported, only {supported!r}")
+        theta, scaling = read_rope(fields)
+        sizes: dict[str, Any] = read_sizes(fields, _HEAD_DIMS.get(family))._asdict()
         return cls(
             family=family,
-            **read_sizes(fields, 128 if family == "qwen3" else None)._asdict(),
+            **sizes | family_fields(fields, family, sizes["num_layers"]),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-30, most=1.0),
-            rope_theta=_rope_theta(fields),
-            rope_scaling=_rope_scaling(_rope(fields)),
-            attention_bias=family != "mistral" and fields.flag("attention_bias"),
+            rope_theta=theta,
+            rope_scaling=scaling,
             dtype=_dtype_of(fields),
             initializer_range=fields.number("initializer_range", 0.02, least=0.0, most=1e3),
             eos_token_ids=_eos_token_ids(fields),
-            fp8=read_quantization(fields),
-            sliding_window=_sliding_window(fields) if family == "mistral" else 0,
-            **(_expert_fields(fields) if family == "qwen3_moe" else {}),
         )
 
     @classmethod
     def from_shape(cls, model: Mapping[str, Any]) -> ModelConfig:
         """From the fields of a `conf/model/*.yaml` file; see `hf_config`."""
         return cls.from_hf(hf_config(model))
-
-
-def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A `config.json` for the fields of a `conf/model/*.yaml` file, for a model with random weights.
-
-    The file states shapes only; all other values are those of the family's published models. The model has no EOS
-    token, because a random one would end answers at random. The family is the optional field `family`; without it, the
-    family is guessed from `name`, and for other names from `qk_norm`.
-
-    Raises:
-        ModelError: a field is missing, the family is not supported, or the model has learned positions, windows, or
-            parameters that the family has not.
-    """
-    fields = Fields(model, "model")
-    family = model.get("family") or _guess_family(model)
-    if family not in get_args(Family):
-        raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
-    for key in ("learned_positions", "sliding_window", "extra_layer_parameters"):
-        is_window_of_all = key == "sliding_window" and model.get("num_sliding_layers") == model.get("num_layers")
-        if model.get(key) and not (family == "mistral" and is_window_of_all):
-            raise ModelError(f"{key}={model[key]} is not supported by the real engine; use engine=sim")
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
-    if family == "llama":
-        rope = {"rope_type": "default", "rope_theta": 500_000.0}
-        if fields.count("max_position_embeddings", most=MOST_TOKENS) > 8192:  # Llama 3.1 and later
-            scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-            rope |= {"rope_type": "llama3", "original_max_position_embeddings": 8192, **scaling}
-    config = {
-        "architectures": [name for name, value in _ARCHITECTURES.items() if value == family],
-        "model_type": family,
-        "num_hidden_layers": fields.value("num_layers"),
-        "num_key_value_heads": fields.value("num_kv_heads"),
-        "rms_norm_eps": 1e-5 if family in ("llama", "mistral") else 1e-6,
-        "rope_parameters": rope,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    same = ("hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "vocab_size", "dtype")
-    config |= {key: fields.value(key) for key in (*same, "tie_word_embeddings", "max_position_embeddings")}
-    if family == "mistral":
-        config["sliding_window"] = model.get("sliding_window") or None
-    if family == "qwen3_moe":
-        experts = {"num_experts_per_tok": fields.value("num_experts_per_token"), "norm_topk_prob": True}
-        config |= {key: fields.value(key) for key in ("num_experts", "moe_intermediate_size")}
-        config |= {**experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return config
-
-
-def _guess_family(model: Mapping[str, Any]) -> str:
-    name = str(model.get("name", "")).lower()
-    if "llama" in name:
-        return "llama"
-    if "qwen2" in name:
-        return "qwen2"
-    if "mistral" in name and not model.get("num_experts"):
-        return "mistral"
-    is_normed = model.get("qk_norm", True)
-    if not model.get("num_experts"):
-        return "qwen3" if is_normed else "llama"
-    if not is_normed:
-        raise ModelError("experts with qk_norm=false are not supported by the real engine; use engine=sim")
-    return "qwen3_moe"
 
 
 def check_folder(folder: Path) -> None:
@@ -228,38 +192,9 @@ def check_folder(folder: Path) -> None:
 def _family_of(fields: Fields) -> Family:
     names = fields.texts("architectures")
     for name in names:
-        if name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
-    raise ModelError(f"config.json: architecture {shown(names)} is not supported, only {', '.join(_ARCHITECTURES)}")
-
-
-def _rope(fields: Fields) -> Fields:
-    """Rotary options: `rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
-    parameters = fields.fields("rope_parameters")
-    return parameters if parameters.data else fields.fields("rope_scaling")
-
-
-def _rope_theta(fields: Fields) -> float:
-    inner = _rope(fields)
-    return (fields if inner.data.get("rope_theta") is None else inner).number("rope_theta", 1e4, least=1.0, most=1e15)
-
-
-def _rope_scaling(rope: Fields) -> Llama3RopeScaling | None:
-    kind = rope.data.get("rope_type", rope.data.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ModelError(f"config.json: rope_type={shown(kind)} is not supported, only 'default' and 'llama3'")
-    low = rope.number("low_freq_factor", least=1e-6, most=1e6)
-    high = rope.number("high_freq_factor", least=1e-6, most=1e6)
-    if high <= low:
-        raise ModelError(f"{rope.where}: high_freq_factor={high:g} must be larger than low_freq_factor={low:g}")
-    return Llama3RopeScaling(
-        factor=rope.number("factor", least=1.0, most=1e6),
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position_embeddings=rope.count("original_max_position_embeddings", most=MOST_TOKENS),
-    )
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    raise ModelError(f"config.json: architecture {shown(names)} is not supported, only {', '.join(ARCHITECTURES)}")
 
 
 def _dtype_of(fields: Fields) -> Dtype:
@@ -272,23 +207,3 @@ def _dtype_of(fields: Fields) -> Dtype:
 
 def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
     return fields.counts("eos_token_id", most=MOST_TOKENS, most_values=1000)
-
-
-def _sliding_window(fields: Fields) -> int:
-    """The window of all layers; none where it is null, and 4096 where it is left out, as in transformers."""
-    if "sliding_window" in fields.data and fields.data["sliding_window"] is None:
-        return 0
-    window = fields.count("sliding_window", 4096, most=MOST_TOKENS)
-    return window if window < fields.count("max_position_embeddings", most=MOST_TOKENS) else 0
-
-
-def _expert_fields(fields: Fields) -> dict[str, Any]:
-    num_experts, num_experts_per_token = read_num_experts(fields)
-    return {
-        "num_experts": num_experts,
-        "num_experts_per_token": num_experts_per_token,
-        "moe_intermediate_size": fields.count("moe_intermediate_size", most=MOST_WIDTH),
-        "norm_topk_prob": fields.flag("norm_topk_prob"),
-        "decoder_sparse_step": fields.count("decoder_sparse_step", 1, most=MOST_LAYERS),
-        "mlp_only_layers": fields.counts("mlp_only_layers", most=MOST_LAYERS, most_values=MOST_LAYERS),
-    }

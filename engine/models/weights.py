@@ -27,7 +27,7 @@ from engine.models.layers.linear import (
     linear,
     packed,
 )
-from engine.models.model_config import check_folder
+from engine.models.model_config import ModelConfig, check_folder
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
@@ -70,7 +70,7 @@ def load_safetensors(model: CausalLM, folder: str | Path) -> None:
         found: dict[str, Any] = {}
         for path in _weight_files(folder):
             found |= _open(path, stack)
-        _check(folder, wanted, found, tied=model.config.tie_word_embeddings)
+        _check(folder, wanted, found, model.config)
         for name, tensor in wanted.items():
             if tensor.target.numel():
                 tensor.fill(found[name][tensor.index])
@@ -163,14 +163,19 @@ def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
         raise ModelError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from None
 
 
-def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, Any], *, tied: bool) -> None:
+def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, Any], config: ModelConfig) -> None:
     """Raise ModelError unless the checkpoint has exactly the tensors that the model needs.
 
-    Two kinds of extra tensors are allowed: `lm_head.weight` if the embeddings are tied, and the rotary frequencies that
-    old checkpoints contain.
+    Three kinds of extra tensors are allowed: `lm_head.weight` if the embeddings are tied, the rotary frequencies that
+    old checkpoints contain, and the layer behind the last one that DeepSeek-V3 predicts a second token with.
     """
-    spare = {"lm_head.weight"} if tied else set()
-    extra = [name for name in found.keys() - wanted.keys() - spare if not name.endswith(".rotary_emb.inv_freq")]
+    spare = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    behind = f"model.layers.{config.num_layers}."
+    extra = [
+        name
+        for name in found.keys() - wanted.keys() - spare
+        if not name.endswith(".rotary_emb.inv_freq") and not (config.sigmoid_routing and name.startswith(behind))
+    ]
     faults = []
     if missing := wanted.keys() - found.keys():
         faults.append(f"missing tensors: {_some(missing)}")

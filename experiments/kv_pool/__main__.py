@@ -57,7 +57,7 @@ def table(lines: pd.DataFrame) -> Table:
 
 def draw(lines: pd.DataFrame, path: Path) -> None:
     """Signed error by size of the pool, a colour per card."""
-    subtitle = "lines that vLLM 0.9 to 0.19 logged, all published; error of our formula in percent"
+    subtitle = "lines that vLLM 0.9 to 0.26 logged, all published; error of our formula in percent"
     figure, axes = panels("KV pool: formula against vLLM's logs", subtitle, 1, 1, (7.0, 3.2))
     for (name, group), color in zip(lines.groupby("card"), COLORS, strict=False):
         axes[0, 0].plot(group["kv_gib"], group["error_pct"], "o", color=color, label=name, markersize=4)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import GIB, KVPool, size_kv_pool
+from simulator.models.decoder import decoder
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import GIB, KVPool
+from simulator.models.memory import size_kv_pool
+from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
+from simulator.profile.graph_sizes import count_graphs
 from simulator.vllm_versions import vllm_version
 
 _FOLDER = Path(__file__).parent
@@ -24,7 +27,9 @@ _BLOCK = 16  # tokens, vLLM's default
 
 def read_lines() -> pd.DataFrame:
     """lines.csv; see its header. `tokens` is NaN where only GiB were published."""
-    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str}).fillna({"fitted": ""})
+    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str, "eager": str}).fillna(
+        {"fitted": "", "eager": ""}
+    )
 
 
 def with_predictions(lines: pd.DataFrame) -> pd.DataFrame:
@@ -49,14 +54,15 @@ def predicted(line: pd.Series) -> KVPool:
         max_num_batched_tokens=int(line["max_num_batched_tokens"]),
         max_num_seqs=int(line["max_num_seqs"]),
         memory_account=vllm_version(line["vllm"]).memory_account,
+        num_graphs=0 if line["eager"] else count_graphs(int(line["max_num_seqs"])),
     )
 
 
-def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> ModelShape:
+def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> Model:
     """A model of shapes.yaml."""
     known = yaml.safe_load((_FOLDER / "shapes.yaml").read_text())[name]
     is_single = dtype == "float32"
-    model = ModelShape(
+    return decoder(
         name=name,
         tie_word_embeddings=known.get("tied", False),
         dtype="fp32" if is_single else "bf16",
@@ -64,8 +70,8 @@ def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> Mode
         kv_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
         quantization=QUANTIZATIONS[quantization],
         **dict(zip(_SIZES, known["sizes"], strict=True)),
+        **dict(zip(_EXPERTS, known.get("experts", (0, 0, 0)), strict=True)),
     )
-    return replace(model, **dict(zip(_EXPERTS, known.get("experts", (0, 0, 0)), strict=True)))
 
 
 def card(name: str) -> Device:

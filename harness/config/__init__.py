@@ -16,16 +16,15 @@ from harness.config.schema.arrivals import (
     TraceArrival,
 )
 from harness.config.schema.metrics import IntervalConfig, MetricsConfig, SloConfig
+from harness.config.schema.model import Dtype, ModelConfig
 from harness.config.schema.system import (
     CostConfig,
     CpuEngine,
     CustomCost,
     DeviceConfig,
-    Dtype,
     EngineConfig,
     GpuEngine,
     LinearCost,
-    ModelConfig,
     ProfiledCost,
     RooflineCost,
     SchedulerConfig,

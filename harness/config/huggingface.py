@@ -1,23 +1,27 @@
 """Sizes of a model, read from the `config.json` of its Hugging Face folder for `model=hf model.config=<path>`.
 
 What the architecture decides is in `harness.config.huggingface_families`, the format of the weights in
-`harness.config.huggingface_weights`. `layer_types`, where a file states it, says which layers have a window; rotary
-scaling makes the longest context longer. Of a model with a tower for images, the text half is read. What the simulator
-has no sizes for (latent attention, state-space layers, shared experts, other towers) is refused by name.
+`harness.config.huggingface_weights`, models whose layers are not alike in `harness.config.huggingface_blocks`.
+`layer_types`, where a file states it, says which layers have a window; rotary scaling makes the longest context longer.
+Of a model with a tower for images or sound, the text half is read. What the simulator has no sizes for is refused by
+name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine.documents import user_path
 from engine.json_file import Fields, ModelError, read_json, shown
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Sizes, read_num_experts, read_sizes
+from harness.config.huggingface_blocks import READERS, num_layers_of, read_blocks
 from harness.config.huggingface_families import FAMILIES, Family
 from harness.config.huggingface_keys import TOWERS, other_keys
-from harness.config.huggingface_weights import kv_cache_dtype_of, read_quantization, weights_description
+from harness.config.huggingface_weights import PARTS, kv_cache_dtype_of, read_quantization, weights_description
 from harness.errors import ConfigError
 
 _CONFIG = "config.json"
@@ -29,6 +33,7 @@ _Dtype = Literal["float32", "bfloat16", "float16"]
 
 # What a key means if it is there and neither null, false, 0 nor empty.
 _NOT_SUPPORTED = {
+    "attention to compressed groups of tokens": ("compress_ratios",),
     "multi-head latent attention": ("kv_lora_rank", "q_lora_rank"),
     "sparse attention": ("index_topk", "index_n_heads", "sparse_attention_config"),
     "an encoder beside the decoder": ("is_encoder_decoder", "encoder_layers"),
@@ -63,7 +68,7 @@ def resolve_model(model: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(replaced, Mapping):
         raise ConfigError(f"model.hf_overrides={shown(replaced)}: must be keys of a {_CONFIG} with values")
     try:
-        return _read_model(Path(path).expanduser(), replaced, with_weights="quantization" not in given) | given
+        return _read_model(user_path(path), replaced, with_weights="quantization" not in given) | given
     except ModelError as error:
         raise ConfigError(f"model.config={path!r}: {error}") from None
 
@@ -75,13 +80,23 @@ def _read_model(path: Path, replaced: Mapping[str, Any], *, with_weights: bool) 
         path /= _CONFIG
     data = _replaced(read_json(path), replaced)
     model = sizes_of(data)
-    weights = weights_description(path, data)
+    weights = weights_description(path, {**text_half(data), **data})
     if with_weights:
-        model["quantization"] = read_quantization(weights, has_experts=bool(model["num_experts"]))
+        model["quantization"], model["part_formats"] = read_quantization(weights, _num_parts(model))
     model["kv_cache_dtype"], odd = kv_cache_dtype_of(weights)
     others = other_keys(text_half(data), _rope_of(Fields(text_half(data), _CONFIG)).data, weights.data)
     model["ignored_keys"] = (*(key for key in TOWERS if data.get(key)), *others, *odd)
     return {"name": _name(path, data), **model}
+
+
+def _num_parts(model: Mapping[str, Any]) -> dict[str, int]:
+    """How many blocks have each part of the weights."""
+    layers, numbers = model["num_layers"], Counter[str]()
+    for block in model.get("blocks", ()):
+        for part in PARTS[block["kind"]]:
+            numbers[part] += block["number"]
+    mlp = "experts" if model.get("num_experts") else "mlp"
+    return dict(numbers) or dict.fromkeys(("attention", "attention_output", mlp), layers)
 
 
 def _replaced(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,8 +118,11 @@ def text_half(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def sizes_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes in the contents of a `config.json`, as keys of the group `model`; raises ModelError."""
+    names = Fields(data, _CONFIG).texts("architectures")
+    if block_wise := next((name for name in names if name in READERS), None):
+        return _sizes_by_block(block_wise, Fields(text_half(data), _CONFIG))
     _check_supported(data)
-    family = _family_of(Fields(data, _CONFIG))
+    family = _family_of(names)
     there = next((key for key in _INNER if data.get(key)), None)
     if there and not family.has_tower:
         raise ModelError(f"a tower for images or sound ({there}) cannot be simulated")
@@ -115,6 +133,20 @@ def sizes_of(data: Mapping[str, Any]) -> dict[str, Any]:
     model["extra_layer_parameters"] = _extras(fields, family, sizes, model["num_experts"])
     model["max_position_embeddings"] = longest = longest_context(fields, family)
     return model | _windows(fields, family, sizes.num_layers, longest)
+
+
+def _sizes_by_block(architecture: str, fields: Fields) -> dict[str, Any]:
+    if fields.data.get("num_kv_shared_layers"):
+        raise ModelError("keys and values shared by layers (num_kv_shared_layers) cannot be simulated")
+    return {
+        "num_layers": num_layers_of(fields),
+        "hidden_size": fields.count("hidden_size", most=MOST_WIDTH),
+        "vocab_size": fields.count("vocab_size", most=MOST_TOKENS),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings"),
+        "max_position_embeddings": longest_context(fields),
+        "dtype": _dtype_of(fields),
+        "blocks": read_blocks(architecture, fields),
+    }
 
 
 def _check_supported(data: Mapping[str, Any]) -> None:
@@ -176,12 +208,12 @@ def longest_context(fields: Fields, family: Family = _PLAIN) -> int:
     return min(int(positions * rope.number("factor", 1.0, least=1.0, most=1e6)), MOST_TOKENS)
 
 
-def _family_of(fields: Fields) -> Family:
-    names = fields.texts("architectures")
+def _family_of(names: Sequence[str]) -> Family:
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name]
-    raise ModelError(f"architecture {shown(names)} is not known, only {', '.join(FAMILIES)}")
+    known = ", ".join(dict.fromkeys(name.partition("For")[0] for name in (*FAMILIES, *READERS)))
+    raise ModelError(f"architecture {shown(names)} is not known, only {known}")
 
 
 def _dtype_of(fields: Fields) -> str:

@@ -3,6 +3,7 @@
     family       q and k normed   experts of width         layers with a window             otherwise
     Qwen2        no                                        from max_window_layers on, if use_sliding_window
     Qwen3, -VL   per head         moe_intermediate_size    the same
+    MiMo         no                                        the same
     Llama        no                                        none
     Mistral      no                                        all, unless sliding_window is null
     Mixtral      no               intermediate_size        all, if sliding_window is given
@@ -75,6 +76,7 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family(windows="late", biases=None),
     "Qwen3ForCausalLM": _QWEN3,
     "Qwen3MoeForCausalLM": Family("head", experts_of=_MOE, windows="late"),
+    "MiMoForCausalLM": Family(windows="late", biases=None),
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(windows="all", biases=None, defaults={"sliding_window": 4096}),
     "MixtralForCausalLM": Family(experts_of="intermediate_size", windows="all"),

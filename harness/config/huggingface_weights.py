@@ -8,13 +8,15 @@ Formats of which the tools say it in different words:
     gptq, awq            bits and group_size
     mxfp4                experts only
 
-What a format of `simulator.models.weight_formats` does not describe is refused by name: other widths, group sizes or
-mixtures, and layers of attention or MLPs that the checkpoint leaves as they are. `model.quantization=...` then says
-what to take.
+A part of the weights that a checkpoint leaves as it is in most layers is not quantised; one that it leaves so in a few
+counts as quantised. What a format of `simulator.models.weight_formats` does not describe is refused by name: other
+widths or group sizes. `model.quantization=...` then says what to take.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,47 +24,100 @@ from typing import Any
 from engine.json_file import Fields, ModelError, read_json, shown
 
 _BLOCK = [128, 128]
-_GROUP = (128, -1, None)  # weights that share a scale; a whole row has fewer scales, which hardly weigh
+_GROUPS = {
+    128: "int4",
+    -1: "int4",
+    None: "int4",
+    32: "int4_32",
+}  # weights that share a scale; a whole row has fewer scales, which hardly weigh
 _ALGORITHMS = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
     "FP8_PB_WO": "fp8_block",
     "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4_w4a16",
     "W4A16_AWQ": "int4",
     "W8A8_SQ_PER_CHANNEL": "int8",
 }
 _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-# Modules that no format of ours quantises.
-_NEVER = (
-    "lm_head",
-    "embed",
-    "norm",
-    "router",
-    "rotary",
-    "sinks",
-    "vision",
-    "visual",
-    "multi_modal",
-    "e_score_correction",
+_LAYER = re.compile(r"\.(\d+)(\.|\*|$)")
+# The parts of the weights (`harness.config.ModelConfig`) that a kind of block has.
+_ATTENTION = ("attention", "attention_output")
+PARTS = {
+    "grouped_query": _ATTENTION,
+    "latent": (*_ATTENTION, "indexer"),
+    "gated_delta_net": ("linear_attention",),
+    "kimi_delta": ("linear_attention",),
+    "mamba2": ("linear_attention",),
+    "dense": ("mlp",),
+    "experts": ("experts", "shared_experts", "latent_experts"),
+}
+# Which parts a module of a checkpoint is of, by the first pattern that its name has; small modules are of none.
+_MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        r"vis|mtp|(^|[._])head|embed|norm|router|gate$|gate\*$|rotary|sinks|conv|_proj_[ab]|in_proj_[ab]$|bias|indexers_proj",
+        (),
+    ),
+    (r"indexer(\*|$)|indexer\.wq_b", ("indexer",)),
+    (r"indexer", ()),
+    (r"linear_attn|mixer\.(in|out)_proj", ("linear_attention",)),
+    (r"shared_expert", ("shared_experts",)),
+    (r"experts", ("experts",)),
+    (r"o_proj", ("attention_output",)),
+    (r"(self_attn|attn|attention)(\.?\*|\.\*.*|$)", _ATTENTION),
+    (r"\.(q|qkv|q_a|q_b|kv_b)_proj", ("attention",)),
+    (r"(^|\.)mlp(\.?\*|$)|(gate_up|gate|up|down).*_proj", ("mlp",)),
 )
-_GATES = ("gate", "gate*", "gate$")  # of the experts; gate_proj is a layer of an MLP
 
 
-def read_quantization(fields: Fields, *, has_experts: bool) -> str:
-    """The value of `model.quantization` for a checkpoint whose weights are described by `fields`.
+def read_quantization(fields: Fields, num_parts: Mapping[str, int]) -> tuple[str, dict[str, str]]:
+    """The values of `model.quantization` and of `model.part_formats` for a checkpoint whose weights are described by
+    `fields`; `num_parts`: how many blocks have each part of the weights.
 
     Raises:
         ModelError: the format is none of `simulator.models.weight_formats`.
     """
     if not fields.data:
-        return "none"
+        return "none", {}
+    if fields.data.get("quant_algo") == "MIXED_PRECISION":
+        return _mixed(fields, num_parts)
     name = _format_of(fields)
-    if name == "mxfp4" and not has_experts:
+    if name == "mxfp4" and "experts" not in num_parts:
         raise _not_known("mxfp4 of a model without experts")
-    for key in _EXCLUDED:
-        if fields.data.get(key) is not None:
-            _check_excluded(fields, key, experts_only=name == "mxfp4")
-    return name
+    modules = [module for key in _EXCLUDED if fields.data.get(key) is not None for module in fields.texts(key)]
+    layers = {
+        (part, match and match[1])
+        for module in modules
+        for match in [_LAYER.search(module)]
+        for part in _parts_of(module)
+    }
+    in_all, numbers = {part for part, layer in layers if layer is None}, Counter(part for part, _ in layers)
+    if name == "mxfp4":
+        return name, {}
+    return name, {part: "none" for part, number in num_parts.items() if part in in_all or numbers[part] > number / 2}
+
+
+def _parts_of(module: str) -> tuple[str, ...]:
+    return next((parts for pattern, parts in _MODULES if re.search(pattern, module.lower())), ())
+
+
+def _mixed(fields: Fields, num_parts: Mapping[str, int]) -> tuple[str, dict[str, str]]:
+    """Formats that modelopt names for each module; parts of which it names none are not quantised."""
+    named = dict.fromkeys(num_parts, "none")
+    layers = fields.fields("quantized_layers")
+    if not layers.data:
+        raise _not_known("quant_algo='MIXED_PRECISION' without quantized_layers")
+    for module in layers.data:
+        algorithm = layers.fields(module).value("quant_algo")
+        for part in _parts_of(module):
+            if algorithm not in _ALGORITHMS:
+                raise _not_known(f"quant_algo={shown(algorithm)} of {module}")
+            if part in named:
+                named[part] = _ALGORITHMS[algorithm]
+    if named.get("attention_output") == "none":
+        named["attention_output"] = named.get("attention", "none")
+    main = named["experts" if "experts" in named else "mlp"]
+    return main, {part: name for part, name in named.items() if name != main}
 
 
 def kv_cache_dtype_of(fields: Fields) -> tuple[str, tuple[str, ...]]:
@@ -72,7 +127,7 @@ def kv_cache_dtype_of(fields: Fields) -> tuple[str, tuple[str, ...]]:
     if not algorithm and not scheme:
         return "auto", ()
     stored = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, Mapping) else None
-    if algorithm == "FP8" or stored == ("float", 8):
+    if "FP8" in (algorithm, scheme) or stored == ("float", 8):
         return "fp8", ()
     odd = f"kv_cache_quant_algo={shown(algorithm)}" if algorithm else f"kv_cache_scheme={shown(scheme)}"
     return "auto", (odd,)
@@ -83,7 +138,7 @@ def weights_description(path: Path, data: Mapping[str, Any]) -> Fields:
 
     Args:
         path: of its `config.json`; modelopt writes `hf_quant_config.json` beside it.
-        data: the contents of `config.json`.
+        data: the contents of `config.json`, or of its text half where that says it.
     """
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
     for key in ("quantization_config", "compression_config"):
@@ -121,9 +176,10 @@ def _fp8(block: object) -> str:
 
 
 def _int4(bits: object, group_size: object) -> str:
-    if bits != 4 or group_size not in _GROUP:
+    name = _GROUPS.get(group_size) if isinstance(group_size, int | None) else None
+    if bits != 4 or name is None:
         raise _not_known(f"bits={shown(bits)}, group_size={shown(group_size)}")
-    return "int4"
+    return name
 
 
 def _compressed(fields: Fields) -> str:
@@ -145,19 +201,12 @@ def _of_group(group: Fields) -> str:
             return "int8"
         case ("int", 4, None):
             return _int4(4, weights.get("group_size"))
+        case ("float", 4, None) if weights.get("group_size") == 32:
+            return "mxfp4"
         case ("float", 4, 4) if weights.get("group_size") == 16:
             return "nvfp4"
     kind, bits, input_bits = map(shown, stored)
     raise _not_known(f"weights of type={kind}, num_bits={bits} with input_activations of num_bits={input_bits}")
-
-
-def _check_excluded(fields: Fields, key: str, *, experts_only: bool) -> None:
-    """Refuse a checkpoint that leaves layers of attention or MLPs as they are, which its format of ours quantises."""
-    for name in fields.texts(key):
-        lowered = name.lower()
-        is_expected = any(part in lowered for part in _NEVER) or lowered.rpartition(".")[2] in _GATES
-        if not is_expected and not (experts_only and "self_attn" in lowered):
-            raise _not_known(f"{key} with {shown(name)}")
 
 
 def _not_known(what: str) -> ModelError:

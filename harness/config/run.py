@@ -10,22 +10,33 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
-from harness.config.schema.fleet import AlikeFleet, FleetConfig, NetworkConfig, RouterConfig, check_pools, check_stages
-from harness.config.schema.metrics import MetricsConfig
+from harness.config.schema.changes import AutoscalerConfig, FailureConfig, check_changes
+from harness.config.schema.endpoint import OpenAIEngine
+from harness.config.schema.fleet import (
+    AlikeFleet,
+    FleetConfig,
+    FrontEndConfig,
+    NetworkConfig,
+    RouterConfig,
+    check_pools,
+    check_ranks,
+    check_stages,
+)
+from harness.config.schema.metrics import MetricsConfig, SloConfig
+from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
     CostConfig,
     DeviceConfig,
     EngineConfig,
-    ModelConfig,
     RealEngineConfig,
     SchedulerConfig,
-    WeightFormat,
 )
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
-from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches
+from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches, check_serving
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
@@ -57,9 +68,15 @@ class RunConfig(ConfigModel):
     max_model_len: Annotated[int, within("max_model_len")] | None = None
     router: RouterConfig = RouterConfig()
     fleet: FleetConfig = AlikeFleet()
+    failures: Annotated[tuple[FailureConfig, ...], Field(strict=False)] = ()
+    retry_failed: bool = True
+    autoscaler: AutoscalerConfig = AutoscalerConfig()
     network: NetworkConfig = NetworkConfig()
+    frontend: FrontEndConfig = FrontEndConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
+    data_parallel_size: Annotated[int, within("replicas")] = 1
+    expert_parallel: bool = False
     replicas: Annotated[int, within("replicas")] = 1
     gpu_memory_utilization: Fraction = 0.9
     kv_cache_memory_bytes: Annotated[int, within("memory_bytes")] | None = None
@@ -79,13 +96,14 @@ class RunConfig(ConfigModel):
     calibration: CalibrationConfig = CalibrationConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
+    serve: ServeConfig = ServeConfig()
 
     @property
     def num_gpus(self) -> int:
         """GPUs of all servers."""
         own = self.pipeline_parallel_size, self.tensor_parallel_size
         if isinstance(self.fleet, AlikeFleet):
-            return self.replicas * own[0] * own[1]
+            return self.num_servers * own[0] * own[1]
         return sum(
             pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
             for pool in self.fleet.pools
@@ -93,7 +111,10 @@ class RunConfig(ConfigModel):
 
     @property
     def num_servers(self) -> int:
-        return self.replicas if isinstance(self.fleet, AlikeFleet) else sum(each.replicas for each in self.fleet.pools)
+        """Servers that requests are spread over, at most: with data-parallel ranks, each of these."""
+        if isinstance(self.fleet, AlikeFleet):
+            return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
+        return sum(each.replicas for each in self.fleet.pools)
 
     @property
     def is_apart(self) -> bool:
@@ -156,6 +177,8 @@ class RunConfig(ConfigModel):
             raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
         if window is not None and not self.perfetto:
             raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
+        if self.perfetto and isinstance(self.engine, OpenAIEngine):
+            raise ValueError("perfetto=true: engine=openai sees no steps of the server")
         return self
 
     @model_validator(mode="after")
@@ -236,17 +259,13 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        size, model = self.tensor_parallel_size, self.model
-        if model.num_attention_heads % size:
+        if self.model.blocks and self.engine.kind != "sim" and not getattr(self.engine, "weights", None):
             raise ValueError(
-                f"tensor_parallel_size={size}: must divide model.num_attention_heads={model.num_attention_heads} of "
-                f"{model.name}"
+                f"model.blocks: engine={self.engine.kind} builds layers that are alike; give engine.weights, or use "
+                "engine=sim"
             )
-        if not model.shares_out(size):
-            raise ValueError(
-                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={model.num_kv_heads} "
-                f"of {model.name}"
-            )
+        if wrong := self.model.shares_out(self.tensor_parallel_size):
+            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: {wrong} of {self.model.name}")
         return self
 
     @model_validator(mode="after")
@@ -257,12 +276,23 @@ class RunConfig(ConfigModel):
         if not isinstance(self.fleet, AlikeFleet):
             check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
+        alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
+        check_ranks(
+            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
+            self.scheduler, self.cost, shares_out=self.expert_parallel,
+            steps_alone=alone and self.speculation.kind == "none",
+        )  # fmt: skip
+        check_changes(
+            self.failures, self.autoscaler, self.fleet, self.num_servers, replicas=self.replicas,
+            is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.host.gib,
+            has_slo=self.metrics.slo != SloConfig(percentile=self.metrics.slo.percentile),
+        )  # fmt: skip
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
-        if self.weight_format == "mxfp4" and not self.model.num_experts:
+        if self.weight_format == "mxfp4" and not self.model.has_experts:
             raise ValueError(
                 f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
             )
@@ -270,7 +300,7 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_real_quantization(self) -> Self:
-        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+        if isinstance(self.engine, RealEngineConfig) and self.weight_format not in _REAL_FORMATS:
             raise ValueError(
                 f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
                 "of these or engine=sim"
@@ -282,6 +312,7 @@ class RunConfig(ConfigModel):
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
+        check_serving(self.task, self.serve, self.engine)
         reads = self.task in ("report", "plot")
         if reads and not self.results:
             raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")

@@ -8,14 +8,20 @@ from engine.versions import check_versions
 from harness import interrupts
 from harness.errors import ConfigError
 
+_SERVER = ("aiohttp", "httptools", "starlette", "uvicorn")
 
-def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
+
+def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
     """Checks that the configured engine can run here.
 
     Raises:
-        ConfigError: torch or a CUDA device is missing, or a package is too old.
+        ConfigError: torch, aiohttp or a CUDA device is missing, or a package is too old.
     """
     if kind == "sim":
+        return
+    if kind == "openai":
+        if importlib.util.find_spec("aiohttp") is None:
+            raise ConfigError("engine=openai: aiohttp is not installed (pip install -e '.[client]')")
         return
     runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
     if importlib.util.find_spec("torch") is None:
@@ -30,3 +36,9 @@ def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
         torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")
+
+
+def check_server() -> None:
+    """Raises ConfigError where what a server needs is not installed."""
+    if missing := [name for name in _SERVER if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"task=serve: {', '.join(missing)} not installed (pip install -e '.[server]')")

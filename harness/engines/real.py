@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.api.llm_engine import LLMEngine
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, ExecutionOptions, Quantized
+from engine.json_file import read_json
 from engine.models.model_config import ModelConfig, ModelError
 from engine.prompt_lookup import NgramOptions
 from engine.runner.cache.kv_cache import GIB, OutOfMemoryError
@@ -20,6 +22,7 @@ from engine.runner.executors.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
+from harness.config.huggingface import sizes_of
 from harness.engines.real_replay import Intake, Replay
 from harness.engines.resolving.shapes import contiguous_rule, model_shape
 from harness.errors import ConfigError, EngineError
@@ -30,7 +33,7 @@ from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention.backends import BackendUnavailableError
 from simulator.arrivals import Arrivals
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 
 _WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
 # Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and a decode beside a prompt.
@@ -53,6 +56,11 @@ class Setup:
     warm_up: bool
     num_threads: int | None
 
+    def use_threads(self) -> None:
+        """Compute with so many threads from now on."""
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+
 
 class RealEngine:
     """A model loaded and ready to serve `trace`, once; the record fills meanwhile.
@@ -63,15 +71,18 @@ class RealEngine:
     """
 
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
-        if setup.num_threads is not None:
-            torch.set_num_threads(setup.num_threads)
+        setup.use_threads()
         try:
             self._executor = make_executor(setup.engine, setup.model, setup.weights)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
         self.num_blocks = self._executor.num_blocks
         self.pool_blocks = [self.num_blocks]
+        self.meta: Mapping[str, Any] = {}
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
+        self._block_formula = "2·layers·block_size·kv_heads/TP·(head_dim·bytes + scale)"
+        if setup.model.latent is not None:
+            self._block_formula = "layers·block_size·(kv_lora_rank + qk_rope_head_dim)·bytes"
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
         recorder = Recorder(reserves=setup.engine.contiguous is not None)
@@ -106,8 +117,8 @@ class RealEngine:
         size, each = self._engine.config.block_size, self._executor.block_bytes
         return (
             f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
-            f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = "
-            f"2·layers·block_size·kv_heads/TP·(head_dim·bytes + scale); attention backend {self._executor.backend_name}"
+            f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = {self._block_formula}; "
+            f"attention backend {self._executor.backend_name}"
         )
 
     def run(self) -> None:
@@ -230,13 +241,19 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
 # Values of a key that only simulated models have otherwise.
 _SIMULATED_ONLY = {"learned_positions": 0}
 # Keys in which a folder of the same sizes may differ.
-_NO_SIZES = {"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys", "extra_layer_parameters"}
+_NO_SIZES = {
+    "name", "dtype", "quantization", "part_formats", "blocks", "kv_cache_dtype", "ignored_keys",
+    "extra_layer_parameters",
+}  # fmt: skip
 
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
     ours = configured.model_dump(exclude=_NO_SIZES)
     known = {name: getattr(model, name) for name in ours if name not in _SIMULATED_ONLY} | _SIMULATED_ONLY
+    if configured.blocks:
+        found = ConfiguredModel(name=configured.name, **sizes_of(read_json(Path(folder) / "config.json")))
+        ours, known = (each.model_dump(exclude=_NO_SIZES - {"blocks"}) for each in (configured, found))
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())
@@ -247,7 +264,7 @@ def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -
         )
 
 
-def _check_memory(model: ModelShape) -> None:
+def _check_memory(model: Model) -> None:
     """Refuse weights that would drive the machine out of memory; raises ConfigError."""
     needed = model.weight_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

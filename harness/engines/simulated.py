@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 from engine.core.sequence import Request
 from harness.engines.host_memory import check_pool
@@ -19,10 +21,12 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.fleet import Fleet
 from simulator.fleet_system import FleetSystem, ServerPool
+from simulator.front_end import FrontEnd
 from simulator.gateway import Decoders
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
-from simulator.servers import make_port, make_replica, stage_costs
+from simulator.servers import cost_of, make_port, make_replica, ranks_of, scheduler_of, stage_costs
+from simulator.staffing import Staffing
 from simulator.system import System
 
 
@@ -45,27 +49,43 @@ class SimulatedEngine:
         self.num_blocks = first.pool.num_blocks
         self.block_bytes = first.block_bytes
         self._pools = fleet.pools
+        self.meta: Mapping[str, Any] = {}
         check_pool(sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
         self._costs = [cost or pool.system.cost_model() for pool in fleet.pools]
         priced = [*zip(fleet.pools, self._costs, strict=True)]
         costs = [cost for pool, cost in priced for _ in range(pool.num_servers)]
         self._ports = [] if fleet.apart is None else [make_port(system, fleet.apart.network) for system in systems]
         self._replicas = [
-            make_replica(system, costs[number], recorders[number], self._ports[number] if self._ports else None)
+            make_replica(
+                system, cost_of(system, costs[number]), recorders[number], self._ports[number] if self._ports else None
+            )
             for number, system in enumerate(systems)
         ]
         make_request = request_factory(
             trace, first.block_size, cache_outputs=first.cache_outputs, max_model_len=first.max_model_len
         )
         stages = [each for pool, cost in priced for each in [stage_costs(pool.system, cost)] * pool.num_servers]
+        firsts = accumulate((pool.num_servers for pool in fleet.pools), initial=0)
+        ranks = [each for at, (pool, cost) in zip(firsts, priced, strict=False) for each in ranks_of(pool, at, cost)]
+        self.staffing = None
+        if fleet.changes is not None:
+            self.staffing = Staffing(
+                fleet.changes,
+                lambda number: scheduler_of(systems[number]),
+                lambda request, number, now_ns: recorders[number].on_lost(request, now_ns),
+            )
         entries, decoders = self._replicas[: fleet.num_entries], None
         if (apart := fleet.apart) is not None:
             to, ports = self._replicas[fleet.num_entries :], self._ports
             halves = ports[: fleet.num_entries], ports[fleet.num_entries :]
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
+        if first.front_end is not None:
+            count = fleet.num_entries * first.front_end.processes
+            arrivals = FrontEnd(arrivals, first.front_end, trace.table["num_prompt_tokens"].tolist(), count)
         self._fleet = Fleet(
-            arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, reading_ns=fleet.reading_ns
-        )
+            arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
+            reading_ns=fleet.reading_ns, staffing=self.staffing,
+        )  # fmt: skip
 
     @property
     def device_name(self) -> str:
@@ -107,6 +127,9 @@ class SimulatedEngine:
             raise ConfigError(f"device={self.device_name}: {error}") from error
         finally:
             gc.enable()
+        if self.staffing is not None:
+            counts = [(count.time_ns * 1e-9, count.num_open, count.num_paid) for count in self.staffing.counts]
+            self.meta = {"server_counts": counts, "num_retried": len(self.staffing.retried)}
 
     def stop(self) -> None:
         self._fleet.stop()

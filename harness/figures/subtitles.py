@@ -19,8 +19,9 @@ def run_subtitle(summary: Mapping[str, Any]) -> str:
         f"{known(summary, 'model')} on {known(summary, 'device')}",
         f"trace {known(summary, 'trace')}, arrivals {known(summary, 'arrival')}",
         f"policy {known(summary, 'policy')}",
-        f"{summary['num_blocks']:,} blocks of {summary['block_size']} tokens",
     ]
+    if summary["num_blocks"] is not None:
+        parts.append(f"{summary['num_blocks']:,} blocks of {summary['block_size']} tokens")
     if not summary["complete"]:
         parts.append("INTERRUPTED")
     if summary.get("num_excluded"):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from engine.documents import user_path
 from harness.errors import MeasuredRunError
 from harness.measured import distserve, llmservingsim, own_run, vllm_bench
 from harness.measured.measured_run import MeasuredRun
@@ -28,4 +27,4 @@ def load_measured(name: str, workload: str | None = None) -> MeasuredRun:
     kind, separator, path = name.partition(":")
     if not separator or kind not in READERS or not path:
         raise MeasuredRunError(f"measured run {name!r}: must be <kind>:<path>, the kind one of {', '.join(READERS)}")
-    return READERS[kind](Path(path).expanduser(), None if workload is None else Path(workload).expanduser())
+    return READERS[kind](user_path(path), None if workload is None else user_path(workload))

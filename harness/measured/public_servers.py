@@ -45,6 +45,7 @@ class PublicServer(NamedTuple):
         tokens_beyond_prompt: tokens of a step beyond the stated length of a prompt; None: 8,192 tokens a step.
         max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
         length_ratio: shortest length that the client sends, as a share of the longest.
+        has_front_end: whether clients reached vLLM's own API server, at its endpoint of completions.
         excluded: why no row of this server can be right; such rows are shown and left out of the totals of the page.
     """
 
@@ -63,6 +64,7 @@ class PublicServer(NamedTuple):
     tokens_beyond_prompt: int | None = None
     max_graph_tokens: int | None = None
     length_ratio: float = 0.8
+    has_front_end: bool = True
     excluded: str = ""
 
     @property
@@ -78,6 +80,7 @@ class PublicServer(NamedTuple):
             "engine.kv_cache_dtype": self.kv_cache_dtype,
             "engine.vllm_version": self.vllm_version,
             "scheduler": "vllm",
+            **({"frontend": "vllm", "frontend.endpoint": "completions"} if self.has_front_end else {}),
             **({} if self.is_async is None else {"scheduler.async_scheduling": str(self.is_async).lower()}),
             **({"cost.profile": f"auto+{self.kernels}"} if self.kernels else {}),
             **_given("engine.max_graph_tokens", self.max_graph_tokens),
@@ -98,6 +101,7 @@ _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
 _NVIDIA = "likely aiconfigurator's generator and client"
 _NVIDIA_SETTINGS: dict[str, Any] = {"length_ratio": 1.0, "max_num_seqs": 512, "tokens_beyond_prompt": 2012}
+_NVIDIA_SETTINGS["has_front_end"] = False  # but Dynamo's
 
 SERVERS = (
     PublicServer(

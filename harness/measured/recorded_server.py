@@ -8,6 +8,7 @@ from collections import abc
 from pathlib import Path
 from typing import Any
 
+from engine.documents import user_path
 from harness.errors import MeasuredRunError
 from harness.measured import public_servers
 from harness.measured.records import read_json, read_text
@@ -23,7 +24,7 @@ def with_server(arguments: abc.Sequence[str]) -> tuple[list[str], str | None]:
     kind, _, path = given.get("validation.measured", "").partition(":")
     if kind == "inferencex":
         return public_servers.with_server(arguments, given)
-    version = None if _VERSION in given else recorded_version(kind, Path(path.strip("'\"")).expanduser())
+    version = None if _VERSION in given else recorded_version(kind, user_path(path.strip("'\"")))
     if version is None:
         return list(arguments), None
     return [*arguments, f"{_VERSION}={version}"], f"{_VERSION}={version}, as the record says"

@@ -89,6 +89,13 @@ class Recorder:
         self._add_request(request, STATUSES.index("rejected"))
         self.num_done += 1
 
+    def on_lost(self, request: Request, now_ns: int) -> None:
+        """The server died, and nobody serves the request any more."""
+        self.errors[request.request_id] = "its server died"
+        request.finish_time = now_ns
+        self._add_request(request, STATUSES.index("aborted"))
+        self.num_done += 1
+
     def on_step(
         self,
         plan: StepPlan,

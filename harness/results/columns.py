@@ -18,6 +18,11 @@ def total(table: pd.DataFrame, name: str) -> int:
     return int(table[name].to_numpy(dtype=np.int64).sum())
 
 
+def known_total(table: pd.DataFrame, name: str) -> float:
+    """The sum of a column of counts; NaN where one is not known."""
+    return math.nan if table[name].isna().any() else total(table, name)
+
+
 def ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole > 0 else math.nan
 

@@ -44,7 +44,7 @@ def offered_load(result: RunResult, requests: pd.DataFrame, rate: float) -> floa
     steps = result.steps
     arrival = floats(requests, "arrival_time")
     inside = floats(steps, "start_time") < nan_max(arrival)
-    if not inside.any() or not len(requests):
+    if not inside.any() or not len(requests) or result.are_steps_sampled:
         return math.nan
     counts = np.stack([np.ones(len(steps)), *(floats(steps, name) for name in _COUNTS)], axis=1)
     decodes, durations = counts[:, _DECODES], _busy_time(steps)

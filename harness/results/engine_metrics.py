@@ -9,12 +9,32 @@ import numpy as np
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.servers import levels
+from harness.results.servers import Timeline
 from harness.results.tables import Ints, RunResult, slot_uses
 from harness.results.waiting import mean_waiting
 
+# What readings of a server's metrics say.
+_SAMPLED = ("mean_kv_cache_usage", "max_kv_cache_usage", "mean_running", "max_running", "max_waiting")
+
 
 def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float]:
+    """Metrics of the steps of all servers, NaN where nothing tells them; see `_of_steps`."""
+    metrics = _of_steps(result, start_s, duration_s)
+    if not result.are_steps_sampled:
+        return metrics
+    steps = result.steps
+    known = {name: metrics[name] for name in _SAMPLED if len(steps)}
+    if len(steps):
+        waiting = Timeline(steps).levels(steps["num_waiting"].to_numpy())
+        known["mean_waiting"] = waiting.mean(start_s, start_s + duration_s)
+        known["preemptions"] = total(steps, "num_preempted")
+        known["prefix_cache_hit_rate"] = ratio(
+            total(steps, "num_cached_tokens"), total(steps, "num_first_admitted_tokens")
+        )
+    return dict.fromkeys(metrics, math.nan) | known
+
+
+def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str, float]:
     """Metrics of the steps of all servers between two times; idle time counts as zero use, zero running, zero waiting.
 
     duration_s may be NaN (nothing finished): the span then ends with the last step. Shares of the KV cache are NaN
@@ -26,15 +46,16 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     if math.isnan(end):
         end = nan_max(starts + durations)
     inside = (starts < end) & (starts + durations > start_s)
+    timeline = Timeline(steps)
 
     def column(name: str) -> Ints:
         return steps[name].to_numpy(dtype=np.int64)
 
     def time_mean(values: Ints) -> float:
-        return levels(steps, values).mean(start_s, end)
+        return timeline.levels(values).mean(start_s, end)
 
     def peak(name: str) -> int:
-        return levels(steps, column(name)).peak(start_s, end)
+        return timeline.levels(column(name)).peak(start_s, end)
 
     mean_used, mean_saved = time_mean(column("num_used_blocks")), time_mean(column("num_saved_blocks"))
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
@@ -60,7 +81,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "max_running": peak("num_running"),
         "mean_waiting": mean_waiting(result, start_s, end),
         "max_waiting": peak("num_waiting"),
-        **_transfers(steps[inside], result.meta.get("kv_block_bytes", math.nan)),
+        **_transfers(steps[inside], result.meta.get("kv_block_bytes") or math.nan),
     }
 
 

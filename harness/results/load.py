@@ -65,11 +65,21 @@ def load_of(result: RunResult, requests: pd.DataFrame) -> Load:
 def _output_tokens(result: RunResult, start: float, end: float) -> float:
     """Output tokens between two times: the first token of each sequence, and those of decode steps."""
     first = floats(result.requests, "first_token_time")
+    if result.are_steps_sampled:
+        return _evenly(result.requests, start, end)
     num_first = int(result.requests["num_sequences"].to_numpy()[(first > start) & (first <= end)].sum())
     steps = result.steps
     tokens = steps["num_decode_seqs"].to_numpy() + steps["num_accepted_tokens"].to_numpy()
     done = step_integral(steps, tokens, [start, end])
     return num_first + float(done[1] - done[0])
+
+
+def _evenly(requests: pd.DataFrame, start: float, end: float) -> float:
+    """Output tokens between two times, those of a request spread evenly from its first to its last."""
+    first, last = floats(requests, "first_token_time"), floats(requests, "finish_time")
+    inside = np.clip(last, start, end) - np.clip(first, start, end)
+    shares = np.where(last > first, inside / np.where(last > first, last - first, 1), (first > start) & (first <= end))
+    return float(np.nansum(shares * requests["num_output_tokens"].to_numpy()))
 
 
 def _growth(steps: pd.DataFrame, start: float, end: float) -> float:

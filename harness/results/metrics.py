@@ -22,10 +22,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.config import MetricsConfig
-from harness.results.columns import floats, nan_max, nan_min, ratio, total
+from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, total
 from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
+from harness.results.staffing import staffing_metrics
 from harness.results.statistics.latencies import latencies
 from harness.results.tables import Floats, RunResult
 from harness.results.unserved import notes_on, num_cut
@@ -88,6 +89,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if "prefill_server" in requests:
         metrics |= _handed_over(result, requests)
+    metrics |= staffing_metrics(result, start, duration)
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
     notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
@@ -161,18 +163,22 @@ def _per_gpu_and_user(metrics: Mapping[str, Any], num_gpus: int) -> dict[str, An
 
 
 def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
-    admitted = requests[requests["first_scheduled_time"].notna().to_numpy()]
-    cached, prompt = total(admitted, "num_cached_tokens"), total(admitted, "num_prompt_tokens")
+    admitted = requests[requests["first_scheduled_time"].notna().to_numpy() | requests["num_preemptions"].isna()]
+    prompt = total(admitted, "num_prompt_tokens")
+
+    def hit_rate(name: str) -> float:
+        return ratio(known_total(admitted, name), prompt)
+
     return {
-        "prefix_cache_hit_rate": ratio(cached, prompt),
-        "host_hit_rate": ratio(total(admitted, "num_host_cached_tokens"), prompt),
-        "disk_hit_rate": ratio(total(admitted, "num_disk_cached_tokens"), prompt),
+        "prefix_cache_hit_rate": hit_rate("num_cached_tokens"),
+        "host_hit_rate": hit_rate("num_host_cached_tokens"),
+        "disk_hit_rate": hit_rate("num_disk_cached_tokens"),
         "parked_s": float(floats(requests, "parked_time").sum()),
-        "recomputed_tokens": total(requests, "num_recomputed_tokens"),
-        "preemptions": total(requests, "num_preemptions"),
-        "swapped_preemptions": total(requests, "num_swaps"),
-        "partial_preemptions": total(requests, "num_partial_preemptions"),
-        "preempted_requests": int((requests["num_preemptions"].to_numpy() > 0).sum()),
+        "recomputed_tokens": known_total(requests, "num_recomputed_tokens"),
+        "preemptions": known_total(requests, "num_preemptions"),
+        "swapped_preemptions": known_total(requests, "num_swaps"),
+        "partial_preemptions": known_total(requests, "num_partial_preemptions"),
+        "preempted_requests": known_total(requests.assign(is_hit=requests["num_preemptions"].clip(0, 1)), "is_hit"),
     }
 
 

@@ -40,21 +40,36 @@ class Levels(NamedTuple):
         return int(self.values[(self.begins < end) & (self.ends > start)].max(initial=0))
 
 
-def levels(steps: pd.DataFrame, values: npt.NDArray[Any]) -> Levels:
-    """What servers hold or have while a step runs, such as blocks or requests that wait, in sum over all servers.
+class Timeline:
+    """When the fleet changes, for the levels of several quantities of the same steps."""
 
-    values: [num_steps], in the order of the table. In a pipeline, the step that began last says it.
-    """
-    if len(_groups(steps, "server", "lane")) == 1:
-        return Levels(floats(steps, "start_time"), floats(steps, "duration"), values)
-    servers = [rows for _, rows in _groups(steps, "server")]
-    changes = [_changes(steps.iloc[rows], values[rows]) for rows in servers]
-    times, amounts = (np.concatenate(parts) for parts in zip(*changes, strict=True))
-    order = np.argsort(times, kind="stable")
-    times, total = times[order], np.cumsum(amounts[order])
-    is_last = np.append(np.diff(times) > 0, True)  # of several changes at a time
-    times, total = times[is_last], total[is_last]
-    return Levels(times[:-1], np.diff(times), total[:-1])
+    def __init__(self, steps: pd.DataFrame) -> None:
+        self._begins, self._durations = floats(steps, "start_time"), floats(steps, "duration")
+        self._is_alone = len(_groups(steps, "server", "lane")) == 1
+        if self._is_alone:
+            return
+        self._servers = [_Changes.of(self._begins, self._durations, rows) for _, rows in _groups(steps, "server")]
+        times = np.concatenate([server.times for server in self._servers])
+        self._order = np.argsort(times, kind="stable")
+        times = times[self._order]
+        self._is_last = np.append(np.diff(times) > 0, True)  # of several changes at a time
+        self._times = times[self._is_last]
+
+    def levels(self, values: npt.NDArray[Any]) -> Levels:
+        """What servers hold or have while a step runs, such as blocks or requests that wait, in sum over all servers.
+
+        values: [num_steps], in the order of the table. In a pipeline, the step that began last says it.
+        """
+        if self._is_alone:
+            return Levels(self._begins, self._durations, values)
+        amounts = np.concatenate([server.amounts(values) for server in self._servers])
+        total = np.cumsum(amounts[self._order])[self._is_last]
+        return Levels(self._times[:-1], np.diff(self._times), total[:-1])
+
+
+def levels(steps: pd.DataFrame, values: npt.NDArray[Any]) -> Levels:
+    """`Timeline.levels` of a single quantity."""
+    return Timeline(steps).levels(values)
 
 
 def overlap_free(steps: pd.DataFrame) -> list[pd.DataFrame]:
@@ -94,15 +109,27 @@ def _groups(steps: pd.DataFrame, *columns: str) -> list[tuple[Any, npt.NDArray[n
     return sorted(indices.items())
 
 
-def _changes(steps: pd.DataFrame, values: npt.NDArray[Any]) -> tuple[Floats, npt.NDArray[Any]]:
-    """Times, ascending, and by how much the value of one server changes at each: from 0 to 0."""
-    begins = floats(steps, "start_time")
-    ends = np.maximum.accumulate(begins + floats(steps, "duration"))
-    is_idle = np.append(ends[:-1] < begins[1:] - 1e-9, True)  # more than the rounding of times in seconds
-    times = np.concatenate([begins, ends[is_idle]])
-    after = np.concatenate([values, np.zeros(int(is_idle.sum()), values.dtype)])
-    order = np.argsort(times, kind="stable")
-    return times[order], np.diff(after[order], prepend=0)
+class _Changes(NamedTuple):
+    """Times, ascending, at which a server begins one of its steps, `rows`, or comes to be idle; `order` sorts them."""
+
+    times: Floats
+    rows: npt.NDArray[np.intp]
+    order: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, begins: Floats, durations: Floats, rows: npt.NDArray[np.intp]) -> _Changes:
+        begins = begins[rows]
+        ends = np.maximum.accumulate(begins + durations[rows])
+        is_idle = np.append(ends[:-1] < begins[1:] - 1e-9, True)  # more than the rounding of times in seconds
+        times = np.concatenate([begins, ends[is_idle]])
+        order = np.argsort(times, kind="stable")
+        return cls(times[order], rows, order)
+
+    def amounts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """By how much the value of the server changes at each time: from 0 to 0."""
+        num_idle = len(self.order) - len(self.rows)
+        after = np.concatenate([values[self.rows], np.zeros(num_idle, values.dtype)])
+        return np.diff(after[self.order], prepend=0)
 
 
 def _of_one(start_s: Floats, duration_s: Floats, amount: npt.NDArray[Any], times: Floats) -> Floats:

@@ -63,6 +63,8 @@ def _explained(summary: Mapping[str, Any]) -> str:
         return share
     if not summary["complete"]:
         return "the run ended too early to tell whether it was overloaded"
+    if summary.get("sampled_steps"):
+        return "the queue does not grow all the time; what share of capacity this is, a client cannot tell"
     return f"{share}: too near to tell whether it is overloaded" if share else "too few requests to tell the load"
 
 
@@ -134,10 +136,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         if summary[f"{tier}_hit_rate"]:
             hits += f" · {percent(summary[f'{tier}_hit_rate'])} from the {tier}"
     yield "Cache hits", hits
-    hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
-    by_kind = {kind: summary[f"{kind}_preemptions"] for kind in ("swapped", "partial")}
-    kept = "".join(f" · {count:,} {kind}" for kind, count in by_kind.items() if count)
-    yield "Preemptions", f"{summary['preemptions']:,} · {hit}{kept}" if summary["preemptions"] else "none"
+    yield "Preemptions", _preemptions(summary)
     if summary["blocks_to_host"] or summary["blocks_from_host"]:
         moved = f"{summary['blocks_to_host']:,} blocks out · {summary['blocks_from_host']:,} back"
         yield "Host memory", f"{moved} · steps waited {show('transfer_wait_s')} s"
@@ -145,9 +144,23 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         tokens = f"{show('mean_tokens_per_decode')} tokens per decode and step"
         yield "Speculation", f"{percent(summary['draft_acceptance_rate'])} of drafted tokens accepted · {tokens}"
     batch = f"{show('mean_batch_size')} sequences and {show('mean_batch_tokens')} tokens"
-    yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
+    if summary["num_steps"] is not None:
+        yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
+    elif summary["mean_running"] is not None:
+        yield "Server", f"{show('mean_running')} requests running and {show('mean_waiting')} waiting on average"
     if cost := summary.get("cost_model"):
         yield "Cost model", cost
+
+
+def _preemptions(summary: Mapping[str, Any]) -> str:
+    count = summary["preemptions"]
+    if not count:
+        return "none" if count == 0 else number(count)
+    if summary["preempted_requests"] is None:
+        return f"{count:,}"
+    hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
+    by_kind = {kind: summary[f"{kind}_preemptions"] for kind in ("swapped", "partial")}
+    return f"{count:,} · {hit}" + "".join(f" · {count:,} {kind}" for kind, count in by_kind.items() if count)
 
 
 def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -159,6 +172,13 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         own = [server for server in servers if server.get("role", "serve") == role]
         name = "Servers" if len(roles) == 1 else {"prefill": "For prompts", "decode": "For decodes"}.get(role, role)
         yield name, _of_servers(own, summary["num_prompts"])
+    if summary.get("server_counts"):
+        cost = "" if summary["cost"] is None else f" · ${number(summary['cost'])}"
+        yield (
+            "Over time",
+            f"{number(summary['mean_servers'])} servers open on average, {summary['max_paid_servers']} at most · "
+            f"{number(summary['gpu_hours'])} GPU hours{cost} · {summary['num_retried']} requests begun anew",
+        )
     if summary.get("handed_over"):
         yield (
             "Hand-over",

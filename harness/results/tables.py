@@ -39,6 +39,9 @@ and of the steps table:
     num_blocks_to_disk, num_blocks_from_disk    KV blocks copied from the host to the disk, and from there to the device
     transfer_time                            s that the step waited for such copies; part of its duration
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
+
+Of a server that was driven from outside (engine=openai) the steps are not known. A row is the time between two readings
+of its metrics, what it does not tell is 0, and columns of requests that clients do not see are NaN.
 """
 
 from __future__ import annotations
@@ -134,6 +137,11 @@ class RunResult:
     @property
     def num_servers(self) -> int:
         return int(self.meta.get("num_servers") or 1)
+
+    @property
+    def are_steps_sampled(self) -> bool:
+        """Whether a row of `steps` is the time between two readings of a server's metrics, and no step."""
+        return bool(self.meta.get("sampled_steps"))
 
     @property
     def num_lanes(self) -> int:

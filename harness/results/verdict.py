@@ -99,7 +99,9 @@ def _verdict(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]], 
     if num_arrivals < _FEWEST and not load < _CRITICAL:
         return "unclear"  # so few say nothing of a queue that grows
     growth, student = _growth(result, arrival)
-    backed_up = _share_backed_up(result.steps, (arrival[0] + arrival[-1]) / 2, arrival[-1])
+    # where nothing tells what waits, the requests that have not ended do
+    is_seen = not result.are_steps_sampled or len(result.steps) > 0
+    backed_up = _share_backed_up(result.steps, (arrival[0] + arrival[-1]) / 2, arrival[-1]) if is_seen else 1.0
     if growth > 0.05 * num_arrivals and student > _SURE_GROWTH and backed_up > 0.95:
         return "overloaded"
     margin = _MARGIN * max(1.0, math.sqrt(_MARGIN_REQUESTS / num_arrivals))

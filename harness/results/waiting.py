@@ -57,13 +57,16 @@ def _waiting_again(result: RunResult, requests: pd.DataFrame) -> Ints:
         own = requests[_first_server(requests) == server] if len(servers) > 1 else requests
         begins, ends = (np.sort(times) for times in _first_waits(own))
         starts = floats(steps, "start_time")[rows]
-        planned = np.concatenate([starts[:1], starts[:-1]]) if _plans_ahead(result) else starts
+        planned = np.concatenate([starts[:1], starts[:-1]]) if _plans_ahead(result, server) else starts
         came, scheduled = np.searchsorted(begins, planned, "right"), np.searchsorted(ends, planned, "right")
         again[rows] -= np.maximum(came - scheduled, 0)
     return np.maximum(again, 0)
 
 
-def _plans_ahead(result: RunResult) -> bool:
-    """Whether a step is planned when the one before begins."""
+def _plans_ahead(result: RunResult, server: int) -> bool:
+    """Whether a step of a server is planned when the one before begins."""
+    for pool in result.pools:
+        if server in pool["servers"] and "plans_ahead" in pool:
+            return bool(pool["plans_ahead"])
     scheduler = (result.meta.get("config") or {}).get("scheduler") or {}
     return bool(scheduler.get("async_scheduling"))

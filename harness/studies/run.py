@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -44,10 +44,23 @@ class Engine(Protocol):
     Where `run` raises, `unfinished` still tells which requests each server has left: what was recorded is written.
     """
 
-    record: Record
-    num_blocks: int  # of the first server
-    pool_blocks: list[int]  # of a server of each pool
     block_bytes: int
+
+    @property
+    def record(self) -> Record:
+        """What was recorded so far."""
+
+    @property
+    def pool_blocks(self) -> Sequence[int]:
+        """KV blocks of a server of each pool; empty where they are not known."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """After the run: what the results say in place of what the configuration says."""
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Of the first server; None where it is not known."""
 
     @property
     def device_name(self) -> str:
@@ -199,6 +212,10 @@ def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
         return SimulatedEngine(resolve_fleet(config), trace, arrivals)
+    if config.engine.kind == "openai":
+        from harness.engines.endpoint.engine import EndpointEngine  # imported late, as it brings aiohttp
+
+        return EndpointEngine(config, trace, arrivals)
     with interrupts.held():
         from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
@@ -213,7 +230,7 @@ def collect(
     wall_s: float,
 ) -> RunResult:
     recorded = engine.record.tables(trace, engine.unfinished())
-    pools = pools_of(config)
+    pools, smallest = pools_of(config), min(engine.pool_blocks, default=None)
     meta = {
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
@@ -230,15 +247,15 @@ def collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
-        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, min(engine.pool_blocks))),
+        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, smallest)),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, min(engine.pool_blocks)), *engine.notes()],
-        "vllm_command": fleet_command(pools, engine.pool_blocks),
+        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, smallest), *engine.notes()],
+        "vllm_command": fleet_command(pools, engine.pool_blocks) if engine.pool_blocks else None,
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
@@ -247,9 +264,11 @@ def collect(
         "run_time_s": engine.record.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
         "environment": _environment(),
+        **engine.meta,
     }
+    block_size = meta.pop("block_size", config.block_size)
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta,
+        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
         recorded.spans,
     )  # fmt: skip
 
@@ -261,16 +280,17 @@ def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[s
         found.append(
             {
                 "role": role,
-                "servers": [*range(first, first + config.replicas)],
+                "servers": [*range(first, first + config.num_servers)],
                 "device": config.device.name,
                 "tensor_parallel_size": config.tensor_parallel_size,
                 "pipeline_parallel_size": config.pipeline_parallel_size,
                 "num_gpus": config.num_gpus,
                 "max_num_seqs": config.max_num_seqs,
                 "num_blocks": num_blocks,
+                "plans_ahead": config.scheduler.async_scheduling,
             }
         )
-        first += config.replicas
+        first += config.num_servers
     return found
 
 
@@ -284,7 +304,7 @@ def _model_notes(config: RunConfig) -> list[str]:
     return ignored_notes(config.model.ignored_keys)
 
 
-def _pool_notes(config: RunConfig, num_blocks: int) -> list[str]:
+def _pool_notes(config: RunConfig, num_blocks: int | None) -> list[str]:
     """What is said of a pool that does not hold the longest sequence that is allowed."""
     longest, fits = longest_that_fits(config, None), longest_that_fits(config, num_blocks)
     if fits == longest:

@@ -20,6 +20,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from engine.documents import user_path
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import ValidationConfig
 from harness.engines.resolving.system import resolve
@@ -32,6 +33,7 @@ from harness.validation.contradictions import contradicted
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.fleet_system import FleetSystem
+from simulator.models.experts import Experts
 from simulator.system import System
 
 KIND = "inferencex"
@@ -44,7 +46,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
         TwinServeError: the file or the configuration cannot be used.
     """
     assert config.validation.measured is not None
-    path = Path(config.validation.measured.partition(":")[2]).expanduser()
+    path = user_path(config.validation.measured.partition(":")[2])
     rows = read_rows(path, _selection(config))
     simulated = [
         simulate_row(system_of(config, row), row, config.validation, config.seed)
@@ -130,10 +132,10 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     mean = (1 + length_ratio) / 2
     seconds = (row.ttft_ms + (mean * row.osl - 1) * row.tpot_ms) / 1e3
     requests_per_s = row.concurrency / seconds
-    experts_used = max(1, model.num_experts_per_token)
-    weights = sum(rows * columns for rows, columns in model.attention_matrices())
-    weights += experts_used * sum(rows * columns for rows, columns in model.mlp_matrices())
-    operations = requests_per_s * mean * (row.isl + row.osl) * 2 * model.num_layers * weights
+    weights = sum(
+        count * each.used * each.rows * each.columns for count, each in model.matrices() if each.part != "router"
+    )
+    operations = requests_per_s * mean * (row.isl + row.osl) * 2 * weights
     arithmetic = model.quantization.arithmetic
     peak = device.flops.get(arithmetic or model.dtype, device.flops[model.dtype])
     return float(operations / (row.tensor_parallel_size * peak * device.flops_efficiency))
@@ -142,7 +144,7 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
 def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
     """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads weights and running KV."""
     model, ranks = system.model, system.tensor_parallel_size
-    if model.num_experts or model.num_sliding_layers:
+    if model.first(Experts) or model.sizes["num_sliding_layers"]:
         return 0.0  # which experts and which tokens are read is not known
     context = (1 + length_ratio) / 2 * (row.isl + row.osl / 2)
     num_tokens = min(row.concurrency * context, system.pool.num_tokens)

@@ -16,7 +16,7 @@ def load_tokenizer(location: str) -> Encode:
     Raises:
         ConfigError: there is none, it cannot be read, or the library for it is not installed.
     """
-    path = Path(location) / "tokenizer.json" if Path(location).is_dir() else Path(location)
+    path = tokenizer_file(location)
     if not path.is_file():
         raise ConfigError(f"trace.tokenizer={location!r}: must be a tokenizer.json, or a folder with one")
     try:
@@ -28,3 +28,8 @@ def load_tokenizer(location: str) -> Encode:
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"trace.tokenizer={location!r}: not a tokenizer: {' '.join(str(error).split())}") from None
     return lambda texts: [each.ids for each in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+
+def tokenizer_file(location: str) -> Path:
+    """The `tokenizer.json` that `location` is, or is the folder of."""
+    return Path(location) / "tokenizer.json" if Path(location).is_dir() else Path(location)

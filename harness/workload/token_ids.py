@@ -51,6 +51,7 @@ class PromptSource:
             priority=self._priorities[row] if self._priorities else 0,
             num_sequences=self._num_sequences[row],
             tenant=self._tenants[row] if self._tenants else 0,
+            session=self._sessions[row] if self._sessions else None,
             deadline=arrival_ns + self._deadlines[row] if self._deadlines else None,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +19,7 @@ from kernels.runtime import HAS_TRITON
 
 __all__ = [
     "AttentionBackend",
+    "AttentionKind",
     "AttentionMetadata",
     "BackendName",
     "BackendUnavailableError",
@@ -28,6 +28,8 @@ __all__ = [
     "select_backend",
 ]
 
+AttentionKind = Literal["plain", "windows", "latent"]
+"""What the layers of a model have: full attention only, also windows or sinks, or latent attention."""
 BackendName = Literal["auto", "flash", "triton", "torch_flash", "torch"]
 
 
@@ -41,20 +43,22 @@ def available_backends(
     head_dim: int,
     block_size: int,
     kv_dtype: torch.dtype | None = None,
-    window: int = 0,
+    kind: AttentionKind = "plain",
 ) -> dict[str, str | None]:
     """For every backend, best first: None if it can run, else the reason why it cannot.
 
-    dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`; window: as of AttentionBackend.
+    dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
     """
-    if window:
-        return {**dict.fromkeys(("flash", "triton", "torch_flash"), "has no sliding window here"), "torch": None}
     is_fp8 = kv_dtype == FP8_DTYPE
     no_flash: str | None
     no_torch_flash: str | None
     no_triton = _triton_unavailable(device, dtype, head_dim, kv_dtype)
+    if kind == "latent" and dtype == torch.float32:
+        no_triton = no_triton or "needs float16 or bfloat16 for latent attention, not float32"  # registers spill
     if is_fp8 or kv_dtype in LARGEST:
         no_flash = no_torch_flash = f"FlashAttention 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
+    elif kind != "plain":
+        no_flash = no_torch_flash = f"has no {'windows and sinks' if kind == 'windows' else 'latent attention'} here"
     else:
         no_flash = flash_unavailable(device, dtype, head_dim, block_size)
         no_torch_flash = no_triton or torch_flash_unavailable(device, dtype, head_dim)
@@ -73,7 +77,7 @@ def select_backend(
     head_dim: int,
     block_size: int,
     kv_dtype: torch.dtype | None = None,
-    window: int = 0,
+    kind: AttentionKind = "plain",
 ) -> AttentionBackend:
     """The backend of that name; `auto` takes the first of flash, triton and torch that can run.
 
@@ -84,7 +88,7 @@ def select_backend(
     Raises:
         BackendUnavailableError: the backend of that name cannot run.
     """
-    reasons = available_backends(device, dtype, head_dim, block_size, kv_dtype, window)
+    reasons = available_backends(device, dtype, head_dim, block_size, kv_dtype, kind)
     usable = [candidate for candidate, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:
@@ -94,7 +98,7 @@ def select_backend(
         "flash": FlashBackend,
         "triton": TritonBackend,
         "torch_flash": TorchFlashBackend,
-        "torch": partial(TorchBackend, window),
+        "torch": TorchBackend,
     }
     return backends[chosen]()
 

@@ -100,6 +100,14 @@ def prefill_config(
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)
 
 
+def latent_config(capability: int, rows: int) -> PrefillConfig:
+    """The choice for latents of 512 elements in half precision; rows: tokens of the longest chunk times query heads."""
+    is_small = _row(capability) == 89
+    if rows <= 16 or is_small:
+        return PrefillConfig(16, 16, 4, 3, 1 if is_small else 2)
+    return PrefillConfig(32, 32, 8, 3, 1)
+
+
 @lru_cache(maxsize=64)
 def _decode_config(capability: int, head_dim: int, elements: Elements) -> DecodeConfig:
     chosen = _DECODE[_row(capability)][elements]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.attention.configs import decode_config, device_limits
 from kernels.attention.splits import decode_splits, empty_partials, join_splits, split_range
-from kernels.attention.tile import attend_tile, find_blocks, launch_constants
+from kernels.attention.tile import attend_tile, find_blocks, launch_constants, start_softmax
 from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
@@ -39,6 +39,7 @@ def decode_kernel(
     out_stride: Value,
     splits: Value,
     kv_scales_ptr: Value,
+    sinks_ptr: Value,
     kv_heads: constexpr,
     group_size: constexpr,
     head_dim: constexpr,
@@ -50,6 +51,8 @@ def decode_kernel(
     one_split: constexpr,
     quantized: constexpr,
     bits: constexpr,
+    window: constexpr,
+    has_sinks: constexpr,
     interpreted: constexpr,
 ) -> None:
     """One program computes one split of one sequence for one KV head; qk_scale is the softmax scale times log2(e)."""
@@ -60,11 +63,14 @@ def decode_kernel(
     lanes, dim, group = tl.arange(0, block_n), tl.arange(0, block_d), tl.arange(0, block_g)
     heads = kv_head * group_size + group
     partials = (row * kv_heads * group_size + heads) * splits + split
+    least = 0
+    if window > 0:
+        least = tl.maximum(context - window, 0)
     if one_split:
-        start = 0
+        start = least
         end = context
     else:
-        start, end = split_range(context, split, splits, min_split, block_n)
+        start, end = split_range(least, context, split, splits, min_split, block_n)
         if start >= context:
             tl.store(log_sum_ptr + partials, tl.full([block_g], float("-inf"), tl.float32), mask=group < group_size)
             return
@@ -76,15 +82,14 @@ def decode_kernel(
     if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
         qk_scale *= tl.load(kv_scales_ptr + kv_head)
     table_ptr = block_tables_ptr + row * table_stride
-    maximum = tl.full([block_g], float("-inf"), tl.float32)
-    total = tl.zeros([block_g], tl.float32)
+    total, maximum = start_softmax(sinks_ptr + heads, group < group_size, split, block_g, has_sinks)
     acc = tl.zeros([block_g, block_d], tl.float32)
     blocks = find_blocks(table_ptr, start + lanes, end, block_size)
     for first in range(start, end, block_n):
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, end, kv_head, dim, qk_scale,
-            kv_heads, head_dim, block_size, block_d, False, False, interpreted or quantized, bits,
+            kv_heads, head_dim, block_size, block_d, False, False, interpreted or quantized, bits, 0,
         )  # fmt: skip
         blocks = next_blocks
 
@@ -112,6 +117,8 @@ def decode_attention(
     max_context: int,
     out: Tensor | None = None,
     splits: int | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token per sequence over its context -> [B, heads, head_dim].
 
@@ -121,6 +128,7 @@ def decode_attention(
     kv: of q's dtype, float8 with scales (`kernels.cache.kv_store`), or integers (`kernels.cache.kv_integers`).
     context_lens: int32[B]; 0 marks a padded row, whose output is zeros. block_tables: int32[B, max_blocks].
     max_context: upper bound of context_lens. splits: splits of each context; None takes `decode_splits`.
+    window, sinks: as in AttentionBackend.
     Launches without synchronising, so it can be captured in a CUDA graph.
     """
     batch, heads, head_dim = q.shape
@@ -130,7 +138,8 @@ def decode_attention(
     kv_heads = kv.keys.shape[2]
     capability, num_sms = device_limits(q.device)
     config = decode_config(capability, head_dim, q.element_size(), kv.keys.dtype)
-    splits = splits or decode_splits(batch * kv_heads, max_context, config.programs_per_sm * num_sms)
+    seen = min(max_context, window) if window else max_context
+    splits = splits or decode_splits(batch * kv_heads, seen, config.programs_per_sm * num_sms)
     partial, log_sum = empty_partials(q, splits) if splits > 1 else (out, out)
     launch_decode(
         (kv_heads, batch, splits),
@@ -148,8 +157,9 @@ def decode_attention(
         out.stride(0),
         splits,
         context_lens if kv.scales is None else kv.scales,
+        q if sinks is None else sinks,
         block_g=max(16, next_power_of_2(heads // kv_heads)),
-        **launch_constants(heads, head_dim, kv, config, splits),
+        **launch_constants(heads, head_dim, kv, config, splits, window, sinks is not None),
     )
     if splits > 1:
         join_splits(partial, log_sum, out)

@@ -70,7 +70,6 @@ class FlashBackend:
 
     name = "flash"
     is_capturable = True
-    window = 0
 
     def __init__(self) -> None:
         self._library: Any = importlib.import_module("flash_attn")
@@ -78,9 +77,17 @@ class FlashBackend:
         self._cu_seqlens_k: Tensor | None = None
 
     def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See AttentionBackend.forward; `kv` has no scales."""
+        """See AttentionBackend.forward; `kv` has no scales and is not latent, and there are no window and no sinks."""
+        assert not window and sinks is None and not kv.is_latent, "another backend is chosen for these"
         assert kv.scales is None, "flash-attn 2 reads no float8 cache"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens

@@ -53,15 +53,22 @@ class AttentionBackend(Protocol):
     name: str
     is_capturable: bool
     """Whether a step without prefill can be captured in a CUDA graph; then kernels of Triton store keys and values."""
-    window: int
-    """How many of the last tokens of its context a token sees, itself included; 0 for all."""
 
     def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attention of one layer in one step -> [T, heads, head_dim], which is `out` if given, else a new tensor.
+        """Attention of one layer in one step -> [T, heads, width of a value], which is `out` if given, else new.
 
         q: [T, heads, head_dim], last two dimensions contiguous.
         scale: factor of the scores before the softmax.
+        window: how many of the last tokens of its context a token sees, itself included; 0 for all.
+        sinks: [heads], the score in each head of one more key, whose value is zeros; it is not scaled.
         """
         ...

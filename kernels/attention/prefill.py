@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.attention.configs import device_limits, prefill_config
 from kernels.attention.splits import empty_partials, join_splits, prefill_splits, split_range
-from kernels.attention.tile import attend_tile, find_blocks, launch_constants
+from kernels.attention.tile import attend_tile, find_blocks, launch_constants, start_softmax
+from kernels.attention.torch_softmax import attend
 from kernels.cache.kv_store import read_blocks
 from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
@@ -45,6 +45,7 @@ def prefill_kernel(
     table_stride: Value,
     splits: Value,
     kv_scales_ptr: Value,
+    sinks_ptr: Value,
     kv_heads: constexpr,
     group_size: constexpr,
     head_dim: constexpr,
@@ -56,6 +57,8 @@ def prefill_kernel(
     one_split: constexpr,
     quantized: constexpr,
     bits: constexpr,
+    window: constexpr,
+    has_sinks: constexpr,
     interpreted: constexpr,
 ) -> None:
     """One program computes one split of one tile of a chunk for one KV head.
@@ -81,13 +84,16 @@ def prefill_kernel(
     first_query = tile // group_size
     valid = first_query + tokens < count
     q_rows = begin + first_query
-    # The last query of the tile sees the first `last` keys.
+    # The queries of the tile see keys from `least` on, the last one of them the keys before `last`.
     last = tl.minimum(cached + (tile + block_m - 1) // group_size + 1, context)
+    least = 0
+    if window > 0:
+        least = tl.maximum(cached + first_query + 1 - window, 0)
     if one_split:
-        start = 0
+        start = least
         end = last
     else:
-        start, end = split_range(last, split, splits, min_split, block_n)
+        start, end = split_range(least, last, split, splits, min_split, block_n)
         partials = (tokens * (kv_heads * group_size) + heads) * splits + split
         first_partial = q_rows * (kv_heads * group_size * splits)
         log_sum_ptr += first_partial
@@ -106,24 +112,25 @@ def prefill_kernel(
         qk_scale *= tl.load(kv_scales_ptr + kv_head)
     table_ptr = block_tables_ptr + row * table_stride
     visible = cached + first_query + 1 + tokens
-    maximum = tl.full([block_m], float("-inf"), tl.float32)
-    total = tl.zeros([block_m], tl.float32)
+    total, maximum = start_softmax(sinks_ptr + heads, valid, split, block_m, has_sinks)
     acc = tl.zeros([block_m, block_d], tl.float32)
-    # Every query of the tile sees the keys before `shared`, so that these need no mask.
-    shared = tl.maximum(start, tl.minimum(end, (cached + first_query + 1) // block_n * block_n))
+    # Without a window, every query of the tile sees the keys before `shared`, so that these need no mask.
+    shared = start
     blocks = find_blocks(table_ptr, start + lanes, end, block_size)
-    for first in range(start, shared, block_n):
-        next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
-        acc, total, maximum = attend_tile(
-            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized, bits,
-        )  # fmt: skip
-        blocks = next_blocks
+    if window == 0:
+        shared = tl.maximum(start, tl.minimum(end, (cached + first_query + 1) // block_n * block_n))
+        for first in range(start, shared, block_n):
+            next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
+            acc, total, maximum = attend_tile(
+                q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
+                qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized, bits, 0,
+            )  # fmt: skip
+            blocks = next_blocks
     for first in range(shared, end, block_n):
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized, bits,
+            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized, bits, window,
         )  # fmt: skip
         blocks = next_blocks
 
@@ -161,6 +168,8 @@ def prefill_attention(
     max_context: int,
     out: Tensor | None = None,
     splits: int | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of prompt chunks over their contexts -> [T, heads, head_dim].
 
@@ -171,7 +180,7 @@ def prefill_attention(
     kv: of q's dtype, float8 with scales (`kernels.cache.kv_store`), or integers (`kernels.cache.kv_integers`).
     cu_seqlens_q: int32[n + 1]; context_lens: int32[n]; block_tables: int32[n, max_blocks].
     max_seqlen_q: tokens of the longest chunk; max_context: the largest of context_lens. splits: splits of each context;
-    None takes `prefill_splits`. Launches without synchronising.
+    None takes `prefill_splits`. window, sinks: as in AttentionBackend. Launches without synchronising.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
@@ -183,7 +192,8 @@ def prefill_attention(
     tiles = ceil_div(max_seqlen_q * group_size, config.block_m)
     if splits is None:
         programs = kv_heads * min(num_rows * tiles, q.shape[0] * group_size // config.block_m + num_rows)
-        splits = prefill_splits(programs, max_context, config.programs_per_sm * num_sms)
+        seen = min(max_context, window + config.block_m) if window else max_context
+        splits = prefill_splits(programs, seen, config.programs_per_sm * num_sms)
     partial, log_sum = empty_partials(q, splits) if splits > 1 else (out, out)
     launch_prefill(
         (kv_heads * splits, tiles, num_rows),
@@ -202,8 +212,9 @@ def prefill_attention(
         block_tables.stride(0),
         splits,
         context_lens if kv.scales is None else kv.scales,
+        q if sinks is None else sinks,
         block_m=config.block_m,
-        **launch_constants(heads, head_dim, kv, config, splits),
+        **launch_constants(heads, head_dim, kv, config, splits, window, sinks is not None),
     )
     if splits > 1:
         join_splits(partial, log_sum, out)
@@ -219,9 +230,9 @@ def prefill_attention_reference(
     scale: float,
     out: Tensor,
     window: int = 0,
+    sinks: Tensor | None = None,
 ) -> None:
-    """PyTorch version of `prefill_attention`, one sequence after the other. Of a context, each token sees the last
-    `window` tokens up to itself; 0 for all."""
+    """PyTorch version of `prefill_attention`, one sequence after the other."""
     block_size, kv_heads = kv.keys.shape[1:3]
     group_size, head_dim = q.shape[1] // kv_heads, q.shape[2]
     scales_of_both = (None, None) if kv.scales is None else kv.scales
@@ -233,19 +244,17 @@ def prefill_attention_reference(
             continue
         blocks = block_tables[row, : ceil_div(context, block_size)].long()
         keys, values = (
-            read_blocks(cache.index_select(0, blocks), scales, q.dtype).view(-1, kv_heads, head_dim)[:context]
-            for cache, scales in zip((kv.keys, kv.values), scales_of_both, strict=True)
+            read_blocks(cache.index_select(0, blocks), scales, q.dtype)
+            .view(-1, kv_heads, 1, head_dim)[:context]
+            .permute(1, 2, 0, 3)
+            for cache, scales in zip((kv.keys, kv.keys if kv.is_latent else kv.values), scales_of_both, strict=True)
         )
-        # `expand` repeats each KV head for its query heads without copying it.
-        shape = (context, kv_heads, group_size, head_dim)
-        keys, values = (x.unsqueeze(2).expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
         queries = q[start:end].view(count, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)
-        is_windowed = 0 < window < context
-        mask = _causal_mask(count, context, q.device, window) if is_windowed or count < context else None
-        attended = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=mask is None and count > 1, scale=scale
-        )
-        out[start:end] = attended.permute(2, 0, 1, 3).reshape(count, -1, head_dim)
+        is_masked = 0 < window < context or count < context or sinks is not None
+        mask = _causal_mask(count, context, q.device, window) if is_masked else None
+        grouped = None if sinks is None else sinks.view(kv_heads, group_size, 1)
+        attended = attend(queries, keys, values, mask, scale, grouped, mask is None and count > 1)
+        out[start:end] = attended.permute(2, 0, 1, 3).reshape(count, -1, head_dim)[..., : out.shape[2]]
 
 
 def _causal_mask(count: int, context: int, device: torch.device, window: int) -> Tensor:

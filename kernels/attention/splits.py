@@ -45,11 +45,14 @@ def prefill_splits(programs: int, max_context: int, slots: int) -> int:
 
 
 @triton.jit
-def split_range(context: Value, split: Value, splits: Value, min_split: constexpr, block_n: constexpr) -> Value:
-    """(start, end) of a split of a context: equal splits of a multiple of block_n tokens and at least min_split."""
-    length = tl.maximum(tl.cdiv(tl.cdiv(context, splits), block_n) * block_n, min_split)
-    start = split * length
-    return start, tl.minimum(start + length, context)
+def split_range(
+    first: Value, last: Value, split: Value, splits: Value, min_split: constexpr, block_n: constexpr
+) -> Value:
+    """(start, end) of a split of the keys from `first` to before `last`: equal splits of a multiple of block_n tokens
+    and at least min_split."""
+    length = tl.maximum(tl.cdiv(tl.cdiv(last - first, splits), block_n) * block_n, min_split)
+    start = first + split * length
+    return start, tl.minimum(start + length, last)
 
 
 @triton.jit(do_not_specialize=["splits"])  # changes from step to step, and compiling takes a second
@@ -66,7 +69,8 @@ def join_splits_kernel(
 ) -> None:
     """One program joins the partials of one head of one token: their average, weighted by their sums.
 
-    Only the first splits have keys that the token sees. A token that sees no key at all is padding: its output is 0.
+    Only the first splits have keys that the token sees: with a window too, as a tile of queries has at most
+    MIN_SPLIT_TOKENS rows. A token that sees no key at all is padding: its output is 0.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

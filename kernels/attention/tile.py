@@ -16,7 +16,13 @@ from kernels.runtime import INTERPRETED, Value, constexpr, next_power_of_2, tl, 
 
 
 def launch_constants(
-    heads: int, head_dim: int, kv: LayerKV, config: DecodeConfig | PrefillConfig, splits: int
+    heads: int,
+    head_dim: int,
+    kv: LayerKV,
+    config: DecodeConfig | PrefillConfig,
+    splits: int,
+    window: int,
+    has_sinks: bool,
 ) -> dict[str, Any]:
     """The constants that both kernels are compiled by, and Triton's options."""
     kv_heads = kv.keys.shape[2]
@@ -31,6 +37,8 @@ def launch_constants(
         "one_split": splits == 1,
         "quantized": kv.scales is not None,
         "bits": BITS.get(kv.keys.dtype, 0),
+        "window": window,
+        "has_sinks": has_sinks,
         "interpreted": INTERPRETED,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
@@ -41,6 +49,18 @@ def launch_constants(
 def find_blocks(table_ptr: Value, positions: Value, end: Value, block_size: constexpr) -> Value:
     """The blocks of the tokens at `positions`; 0 from position `end` on."""
     return tl.load(table_ptr + positions // block_size, mask=positions < end, other=0)
+
+
+@triton.jit
+def start_softmax(sinks_ptr: Value, mask: Value, split: Value, rows: constexpr, has_sinks: constexpr) -> Value:
+    """(total, maximum) of the online softmax before the first key; the first split has seen the sinks of its rows."""
+    total = tl.zeros([rows], tl.float32)
+    maximum = tl.full([rows], float("-inf"), tl.float32)
+    if has_sinks:
+        sinks = tl.load(sinks_ptr, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634  # log2(e)
+        maximum = tl.where(split == 0, sinks, maximum)
+        total = tl.where(split == 0, 1.0, total)
+    return total, maximum
 
 
 @triton.jit
@@ -88,11 +108,13 @@ def attend_tile(
     whole: constexpr,
     converted: constexpr,
     bits: constexpr,
+    window: constexpr,
 ) -> Value:
     """Add the keys at `positions`, which lie in `blocks`, to the online softmax: its new (acc, total, maximum).
 
     Keys from position `end` on do not count; `whole` says that there are none. If `causal`, row i of q sees the first
-    `visible[i]` keys only. converted: the cache has floats of another dtype than q's.
+    `visible[i]` keys only, and of these the last `window` if that is not 0. converted: the cache has floats of another
+    dtype than q's.
     """
     inside = positions < end
     places = positions % block_size
@@ -113,7 +135,10 @@ def attend_tile(
     if bits > 0:
         scores *= k_scales[None, :]
     if causal:
-        scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
+        seen = positions[None, :] < visible[:, None]
+        if window > 0:
+            seen = seen & (positions[None, :] >= visible[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
     elif not whole:
         scores = tl.where(inside[None, :], scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))

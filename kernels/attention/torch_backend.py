@@ -12,26 +12,28 @@ from kernels.cache.layer_kv import LayerKV
 
 
 class TorchBackend:
-    """Gathers keys and values from the cache into reused buffers, and calls torch's attention on the buffers.
-
-    Args:
-        window: see AttentionBackend.
-    """
+    """Gathers keys and values from the cache into reused buffers, and calls torch's attention on the buffers."""
 
     name = "torch"
     is_capturable = False
 
-    def __init__(self, window: int = 0) -> None:
-        self.window = window
+    def __init__(self) -> None:
         self._scratch = Scratch()
         self._step: AttentionMetadata | None = None
-        self._plan: DecodePlan | None = None
+        self._plans: dict[int, DecodePlan] = {}  # by window
 
     def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        out = kv.empty_output(q) if out is None else out
         first = metadata.num_prefill_tokens
         if first:
             prefill_attention_reference(
@@ -42,20 +44,22 @@ class TorchBackend:
                 metadata.prefill_block_tables,
                 scale,
                 out[:first],
-                self.window,
+                window,
+                sinks,
             )
         last = first + metadata.decode_context_lens.shape[0]
         if last > first:
-            plan = self._decode_plan(metadata, kv.keys, q.dtype)
-            torch_decode_attention(q[first:last], kv, plan, scale, out[first:last], self._scratch)
+            plan = self._decode_plan(metadata, kv.keys, q.dtype, window)
+            torch_decode_attention(q[first:last], kv, plan, scale, out[first:last], self._scratch, sinks)
         if last < q.shape[0]:
             out[last:].zero_()
         return out
 
-    def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor, dtype: torch.dtype) -> DecodePlan:
-        """The plan of this step; computed in the step's first layer, reused in the others."""
-        if self._plan is None or self._step is not metadata:
+    def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor, dtype: torch.dtype, window: int) -> DecodePlan:
+        """The plan of this step; computed in the step's first layer with this window, reused in the others."""
+        if self._step is not metadata:
+            self._step, self._plans = metadata, {}
+        if window not in self._plans:
             contexts = metadata.decode_context_lens, metadata.decode_block_tables
-            self._plan = plan_decode(*contexts, k_cache, dtype, self.window)
-            self._step = metadata
-        return self._plan
+            self._plans[window] = plan_decode(*contexts, k_cache, dtype, window)
+        return self._plans[window]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from kernels.attention.torch_softmax import attend
 from kernels.cache.kv_integers import LARGEST
 from kernels.cache.kv_store import read_blocks
 from kernels.cache.layer_kv import LayerKV
@@ -152,24 +152,25 @@ def _plan_group(
 
 
 def torch_decode_attention(
-    q: Tensor, kv: LayerKV, plan: DecodePlan, scale: float, out: Tensor, scratch: Scratch
+    q: Tensor, kv: LayerKV, plan: DecodePlan, scale: float, out: Tensor, scratch: Scratch, sinks: Tensor | None = None
 ) -> None:
-    """Attention of q [B, heads, head_dim] over the contexts of `plan`, written to out [B, heads, head_dim]."""
+    """Attention of q [B, heads, head_dim] over the contexts of `plan`, written to out [B, heads, width of a value]."""
     for group in plan.groups:
         count, kv_heads, head_dim = group.rows.shape[0], kv.keys.shape[2], q.shape[2]
         scales = (None, None) if kv.scales is None else kv.scales
-        keys, values = (
-            _gather(name, cache, group, plan.piece_tokens, scratch, each, q.dtype)
-            for name, cache, each in zip("kv", (kv.keys, kv.values), scales, strict=True)
-        )
-        attended = functional.scaled_dot_product_attention(
+        keys = _gather("k", kv.keys, group, plan.piece_tokens, scratch, scales[0], q.dtype)
+        values = keys
+        if not kv.is_latent:
+            values = _gather("v", kv.values, group, plan.piece_tokens, scratch, scales[1], q.dtype)
+        attended = attend(
             q.index_select(0, group.rows).view(count, kv_heads, -1, head_dim),
             keys,
             values,
-            attn_mask=group.mask,
-            scale=scale,
+            group.mask,
+            scale,
+            None if sinks is None else sinks.view(kv_heads, -1),
         )
-        out.index_copy_(0, group.rows, attended.reshape(count, -1, head_dim))
+        out.index_copy_(0, group.rows, attended.reshape(count, -1, head_dim)[..., : out.shape[2]])
     if plan.padded_rows.shape[0]:
         out.index_fill_(0, plan.padded_rows, 0.0)
 

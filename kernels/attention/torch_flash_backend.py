@@ -48,7 +48,6 @@ class TorchFlashBackend:
 
     name = "torch_flash"
     is_capturable = True
-    window = 0
 
     def __init__(self) -> None:
         self._triton = TritonBackend()
@@ -56,9 +55,17 @@ class TorchFlashBackend:
         self._decodes: AttentionMetadata | None = None
 
     def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See AttentionBackend.forward; `kv` has no scales."""
+        """See AttentionBackend.forward; `kv` has no scales and is not latent, and there are no window and no sinks."""
+        assert not window and sinks is None and not kv.is_latent, "another backend is chosen for these"
         assert kv.scales is None, "torch's FlashAttention reads no float8 cache"
         first = metadata.num_prefill_tokens
         if not first or not metadata.begins_prompts:

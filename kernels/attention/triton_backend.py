@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kernels.attention.decode import decode_attention
+from kernels.attention.latent import latent_attention, one_token_each
 from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.prefill import prefill_attention
 from kernels.cache.layer_kv import LayerKV
@@ -16,16 +16,24 @@ class TritonBackend:
 
     name = "triton"
     is_capturable = True
-    window = 0
 
     def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        out = kv.empty_output(q) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]
-        if first:
+        if kv.is_latent:
+            self._attend_latents(q[:last], kv, metadata, scale, out[:last])
+        elif first:
             prefill_attention(
                 q[:first],
                 kv,
@@ -36,8 +44,10 @@ class TritonBackend:
                 metadata.max_seqlen_q,
                 metadata.max_prefill_context,
                 out[:first],
+                window=window,
+                sinks=sinks,
             )
-        if last > first:
+        if last > first and not kv.is_latent:
             decode_attention(
                 q[first:last],
                 kv,
@@ -46,7 +56,37 @@ class TritonBackend:
                 scale,
                 metadata.max_decode_context,
                 out[first:last],
+                window=window,
+                sinks=sinks,
             )
         if last < q.shape[0]:
             out[last:].zero_()
         return out
+
+    def _attend_latents(self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor) -> None:
+        first = metadata.num_prefill_tokens
+        if first:
+            latent_attention(
+                q[:first],
+                kv,
+                metadata.cu_seqlens_q,
+                metadata.prefill_context_lens,
+                metadata.prefill_block_tables,
+                scale,
+                metadata.max_seqlen_q,
+                metadata.max_prefill_context,
+                out[:first],
+            )
+        if first < q.shape[0]:
+            contexts = metadata.decode_context_lens
+            latent_attention(
+                q[first:],
+                kv,
+                one_token_each(contexts),
+                contexts,
+                metadata.decode_block_tables,
+                scale,
+                1,
+                metadata.max_decode_context,
+                out[first:],
+            )

@@ -87,6 +87,7 @@ def grouped_gemm_kernel(
     tile_starts_ptr: Value,
     expert_ends_ptr: Value,
     pair_weights_ptr: Value,
+    bias_ptr: Value,
     x_divisor: constexpr,
     num_experts: constexpr,
     n_size: constexpr,
@@ -95,6 +96,7 @@ def grouped_gemm_kernel(
     scale_columns: constexpr,
     quantized_x: constexpr,
     weighted: constexpr,
+    biased: constexpr,
     block_m: constexpr,
     block_n: constexpr,
     block_k: constexpr,
@@ -102,8 +104,8 @@ def grouped_gemm_kernel(
 ) -> None:
     """One program computes out[pair] = x[pair // x_divisor] @ weight[expert].T for one tile and block_n columns.
 
-    `weighted` multiplies each row by the router's weight of its pair. Weights and inputs with scales are as
-    `scaled_product` takes them; scale_columns is 0 for weights without scales.
+    `biased` adds the expert's bias, then `weighted` multiplies each row by the router's weight of its pair. Weights and
+    inputs with scales are as `scaled_product` takes them; scale_columns is 0 for weights without scales.
     """
     tile = tl.program_id(1)
     expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
@@ -125,6 +127,8 @@ def grouped_gemm_kernel(
             x_rows, x_scales_ptr + rows * num_groups, weight_rows, scales + columns // scale_rows * num_groups,
             row_mask, column_mask, k_size, scale_columns, quantized_x, block_m, block_n, block_k, interpreted,
         )  # fmt: skip
+    if biased:
+        acc += tl.load(bias_ptr + expert * n_size + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
     if weighted:
         acc *= tl.load(pair_weights_ptr + pairs, mask=row_mask, other=0.0)[:, None]
     mask = row_mask[:, None] & column_mask[None, :]
@@ -135,13 +139,20 @@ launch_grouped_gemm = Launcher(grouped_gemm_kernel)
 
 
 def grouped_product(
-    x: Tensor, experts: ExpertWeights, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
+    x: Tensor,
+    experts: ExpertWeights,
+    out: Tensor,
+    routing: Routing,
+    x_divisor: int,
+    weighted: bool,
+    block_m: int,
+    bias: Tensor | None = None,
 ) -> None:
     """Write the product of each pair of a token and its expert to `out`, [pairs, N]; Triton.
 
     x: [pairs // x_divisor, K], contiguous. Where the experts are in float8 and the device multiplies float8, x is
-    quantised first, a scale per row and `experts.block[1]` columns. `weighted` multiplies each row by the router's
-    weight of its pair.
+    quantised first, a scale per row and `experts.block[1]` columns. `bias`, [E, N], is added; `weighted` multiplies
+    each row by the router's weight of its pair.
     """
     num_experts, n_size, k_size = experts.shape
     scale_rows = scale_columns = 0
@@ -159,8 +170,8 @@ def grouped_product(
     launch_grouped_gemm(
         (ceil_div(n_size, _BLOCK_N), routing.tile_experts.shape[0]),
         rows, x_scales, weight, scales, out, routing.order, routing.tile_experts, routing.tile_starts,
-        routing.expert_ends, routing.weights,
+        routing.expert_ends, routing.weights, x if bias is None else bias,
         x_divisor=x_divisor, num_experts=num_experts, n_size=n_size, k_size=k_size, scale_rows=scale_rows,
-        scale_columns=scale_columns, quantized_x=is_quantized, weighted=weighted, block_m=block_m, block_n=_BLOCK_N,
-        block_k=block_k, interpreted=INTERPRETED, num_warps=4, num_stages=3,
+        scale_columns=scale_columns, quantized_x=is_quantized, weighted=weighted, biased=bias is not None,
+        block_m=block_m, block_n=_BLOCK_N, block_k=block_k, interpreted=INTERPRETED, num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -3,11 +3,12 @@
     decode only   D(n, c)             n decodes of context c
     prefill only  sum of P(s, p)      chunks of s tokens after p others; the fixed cost of a call that serves all chunks
                                       counts once
-    mixed         P + D + mixing·X(s, n, c)
+    mixed         P + D + mixing·X(s, n, c), or P + reads·D where mixed batches were not measured
 
 X is the time of a mixed batch beyond D and P: a kernel that serves both is slower for the decodes. X hardly depends on
-p, and is the median over all p that were measured. Contexts of different lengths take as long as if each were
-c = mean + gain·standard deviation. A profile may instead hold measured times of such contexts
+p, and is the median over all p that were measured. `reads` says how often the kernels of the device read the KV of a
+decode beside prompts (`Model.kv_reads`): decodes wait for memory. Contexts of different lengths take as long as
+if each were c = mean + gain·standard deviation. A profile may instead hold measured times of such contexts
 (`simulator.costs.deviation`).
 """
 
@@ -46,12 +47,13 @@ def _groups(table: pd.DataFrame, row: str) -> Iterator[tuple[float, pd.DataFrame
 class AttentionCost:
     """Attention of all layers in ns."""
 
-    def __init__(self, profile: Profile, mixing_factor: float) -> None:
+    def __init__(self, profile: Profile, mixing_factor: float, kv_reads: float = 1.0) -> None:
         self.decode, self.prefill, self._mixing = _surfaces(profile)
         first = self.prefill.at(self.prefill.rows[0])
         self._fixed = first.ys[0] if profile.meta.batched_prefill else 0.0
         self._chunks = Surface(dict.fromkeys(self._mixing, ([0.0], [0.0])), None) if self._mixing else None
         self._factor = mixing_factor
+        self._kv_reads = 1.0 if self._mixing else kv_reads
         self._decode_gain, self._mixed_gain = _gains(profile.tables.get("uneven"))
         table, layers_ns = profile.tables.get("deviations"), 1e3 * profile.meta.num_layers
         self._deviations = None if table is None else DeviationCost(table, self.decode, layers_ns)
@@ -77,7 +79,7 @@ class AttentionCost:
         self, num_prefill_tokens: int, num_decodes: int, context: float, mean: float, deviation: float
     ) -> float:
         """The time that decodes, priced at `context`, add to a step of `num_prefill_tokens` prompt tokens."""
-        time = self.decode.at(num_decodes)(context)
+        time = self._kv_reads * self.decode.at(num_decodes)(context)
         if extra_of := self.deviation_batch(num_decodes):
             time += extra_of(mean, deviation)
         if self._chunks is None:

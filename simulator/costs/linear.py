@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.constants import Constant
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 
 _NS = 1e9
 _HIGH = 10.0  # the upper limit of a constant, as a multiple of its default
 
 
-def constants(model: ModelShape, device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
+def constants(model: Model, device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
     """The four constants, with defaults from the device's rates: weights, KV of a token and FLOPs of a token.
 
     Raises:
@@ -34,28 +35,25 @@ def constants(model: ModelShape, device: Device, tensor_parallel_size: int) -> d
     """
     bandwidth = device.memory_bandwidth * device.memory_efficiency
     step = device.step_overhead_s + model.weight_bytes(tensor_parallel_size) / bandwidth
-    growing = model.num_full_layers or model.num_layers  # a sliding window does not grow with the context
+    growing = model.kv_bytes_per_token(tensor_parallel_size, growing_only=True)  # a window does not grow
     defaults = {
         "step_s": step,
-        "context_token_s": model.kv_bytes_per_token(tensor_parallel_size, growing) / bandwidth,
+        "context_token_s": (growing or model.kv_bytes_per_token(tensor_parallel_size)) / bandwidth,
         "prefill_step_s": step,
         "prompt_token_s": _products_s(model, device, tensor_parallel_size),
     }
     return {name: Constant(value, 0.0, _HIGH * value) for name, value in defaults.items()}
 
 
-def _products_s(model: ModelShape, device: Device, tensor_parallel_size: int) -> float:
+def _products_s(model: Model, device: Device, tensor_parallel_size: int) -> float:
     """Seconds of the matrix products of one token in all layers."""
-    experts_used = model.num_experts_per_token or 1
-    parts = (
-        (1, model.attention_matrices(tensor_parallel_size), model.attention_quantization),
-        (experts_used, model.mlp_matrices(tensor_parallel_size), model.quantization),
-    )
-    layer_s = 0.0
-    for count, matrices, quantization in parts:
-        rate = quantization.products(model.dtype, device.flops, device.name).flops * device.flops_efficiency
-        layer_s += 2 * count * sum(rows * columns for rows, columns in matrices) / rate
-    return model.num_layers * layer_s
+    seconds = 0.0
+    for count, weights in model.matrices(tensor_parallel_size):
+        if weights.part != "router":
+            quantization = model.format_of(weights.part)
+            rate = quantization.products(model.dtype, device.flops, device.name).flops * device.flops_efficiency
+            seconds += count * 2 * weights.used * weights.rows * weights.columns / rate
+    return seconds
 
 
 class LinearCost:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from simulator.costs.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
 from simulator.costs.curve import Curve, flat, proportional
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.profile import Profile
 
 _US = 1e3  # ns
@@ -69,7 +69,7 @@ def unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
     return frozenset(names)
 
 
-def all_reduce_of(profile: Profile, model: ModelShape, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
+def all_reduce_of(profile: Profile, model: Model, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
     """The time of all all-reduces of a step, over its tokens, ns."""
     if tensor_parallel_size == 1:
         return flat([0.0], [0.0])
@@ -83,7 +83,7 @@ def all_reduce_of(profile: Profile, model: ModelShape, tensor_parallel_size: int
     is_growing = len(sizes) > 1 and times[-1] >= times[-2]
     tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if is_growing else times[-1] / sizes[-1]
     token_bytes = model.hidden_size * model.dtype_bytes
-    calls_us = (2 * model.num_layers + 1) * _US
+    calls_us = (model.num_blocks + 1) * _US
     return Curve(
         [size / token_bytes for size in sizes], [calls_us * time for time in times], calls_us * tail * token_bytes
     )

@@ -30,7 +30,7 @@ from simulator.costs.attention_times import AttentionCost, deviation
 from simulator.costs.decode_batch import DecodeBatch
 from simulator.costs.known_times import KnownTimes
 from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import Profile
 
@@ -57,6 +57,7 @@ class ProfiledCost:
         values: the value of each of `simulator.costs.constants.profiled_constants`.
         of_means: price decode steps at their mean instead of their median.
         is_async: whether the next step is planned while a step runs.
+        kv_reads: how often the KV of a decode is read beside prompts, where the profile has no times of such steps.
 
     Attributes:
         profile: where the times are from.
@@ -71,12 +72,13 @@ class ProfiledCost:
     def __init__(
         self,
         profile: Profile,
-        model: ModelShape,
+        model: Model,
         tensor_parallel_size: int,
         values: Mapping[str, float],
         *,
         of_means: bool = True,
         is_async: bool = True,
+        kv_reads: float = 1.0,
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
         self.profile = profile
@@ -89,7 +91,7 @@ class ProfiledCost:
         self._prompt_buckets = self._buckets if of_all else profile.meta.prompt_buckets
         self._tokens = operators(profile, "tokens", "num_tokens")
         self._sequences = operators(profile, "sequences", "num_sequences")
-        self._attention = AttentionCost(profile, values["mixing_factor"])
+        self._attention = AttentionCost(profile, values["mixing_factor"], kv_reads)
         self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
         self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
         self._rest = rest_of(profile.tables.get("steps"))

@@ -6,10 +6,14 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     linear layer      max(weight bytes / bandwidth, 2·tokens·parameters / flops); both by the format of the weights
     quantisation      of a linear layer's input, where the format has one: bytes read and written / bandwidth
     mixture of experts  weights of the experts that are hit, E·(1 - (1 - k/E)^tokens) of E in expectation
-    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops)
+    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops);
+                      beside prompts the bytes count as often as they are read (`Model.kv_reads`)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     sliding window    tokens count up to the window: for chunks exactly, for decodes by min(mean context, window), which
                       is too many where some contexts are shorter than the window and others longer
+    latent attention  decodes multiply with the vectors of a context as they are, prompts with keys and values of it
+    sparse attention  the indexer reads all keys, attention as many tokens as it picks
+    states            read and written once by a decode and by a chunk; a chunk takes at least its operations
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
     all-reduce        2 per layer and 1 of the embedding: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
     step              the host's overhead
@@ -27,28 +31,44 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.known_times import KnownTimes
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.weight_formats import NONE, Quantization
+from simulator.models.block import Block, Weights
+from simulator.models.hardware import Device
+from simulator.models.model import Model
+from simulator.models.weight_formats import NONE, Arithmetic, Quantization
 
 _NS = 1e9
 
 
-class _Products(NamedTuple):
-    """How products with weights of a format are priced: operations/ns, and ns to quantise an element of the input."""
-
-    quantization: Quantization
-    flops_per_ns: float
-    input_element_ns: float
-
-
 class _Matrix(NamedTuple):
-    """A weight matrix: operations per token, columns, bytes, and how its products are priced, as in `_Products`."""
+    """Weight matrices of one size: operations per token and bytes of one, how many there are and how many of them a
+    token uses, operations/ns of products with them, and ns to quantise the input of one token."""
 
     operations: int
-    num_columns: int
     num_bytes: float
+    copies: int
+    used: int
     flops_per_ns: float
-    input_element_ns: float
+    input_ns: float
+
+
+class _Reading(NamedTuple):
+    """Attention in all blocks of a kind: ns to read a token of a context, ns to multiply a token of a decode and one of
+    a prompt with one of its context, and the tokens that are attended to at most, 0 for all."""
+
+    token_ns: float
+    pair_ns: float
+    prompt_pair_ns: float
+    window: int
+
+    def decode_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
+        """Attention to one token of a context by `tokens_per_decode` tokens, whose KV is read so often."""
+        return max(tokens_per_decode * self.pair_ns, reads * self.token_ns)
+
+    def windowed_chunk_ns(self, start: int, chunk: int) -> float:
+        """Prefill attention of a chunk: token i of a prompt attends to min(i, window) tokens."""
+        growing = min(max(self.window - start, 0), chunk)  # tokens that attend to all before them
+        pairs = growing * start + growing * (growing + 1) / 2 + (chunk - growing) * self.window
+        return max(self.prompt_pair_ns * pairs, self.token_ns * min(start + chunk, self.window + chunk))
 
 
 class RooflineCost:
@@ -58,30 +78,27 @@ class RooflineCost:
         UnsupportedQuantizationError: the device has no arithmetic for the model's weights.
     """
 
-    def __init__(self, model: ModelShape, device: Device, tensor_parallel_size: int = 1) -> None:
+    def __init__(self, model: Model, device: Device, tensor_parallel_size: int = 1) -> None:
         self._model = model
+        self._device = device
         self._tp = tensor_parallel_size
         self._bytes_per_ns = device.memory_bandwidth * device.memory_efficiency / _NS
-        self._plain = self._products(NONE, device)
-        attention, mlp = (self._products(each, device) for each in (model.attention_quantization, model.quantization))
-        self._attention = [
-            self._matrix(*matrix, attention) for matrix in model.attention_matrices(tensor_parallel_size)
+        self._blocks = [
+            (count, [self._matrix(weights) for weights in block.matrices(model, self._tp)], self._moved_ns(block))
+            for count, block in model.blocks
         ]
-        self._mlp_matrices = [self._matrix(*matrix, mlp) for matrix in model.mlp_matrices(tensor_parallel_size)]
-        self._router = self._matrix(model.num_experts, model.hidden_size, self._plain)
-        self._lm_head = self._matrix(model.vocab_size // tensor_parallel_size, model.hidden_size, self._plain)
-        self._num_elements = self._elements_per_token()
+        self._lm_head = self._matrix(Weights("lm_head", "lm_head", model.vocab_size // self._tp, model.hidden_size))
         self._link_bytes_per_ns = device.link_bandwidth / _NS
         self._link_latency_ns = device.link_latency_s * _NS
         self._overhead_ns = device.step_overhead_s * _NS
-        heads = model.num_attention_heads // tensor_parallel_size
-        self._pair_ns = model.num_full_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
-        self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) / self._bytes_per_ns
-        self._context_token_ns = max(self._pair_ns, self._kv_token_ns)  # with one token per decode
-        self._window = model.sliding_window
-        self._window_pair_ns = model.num_sliding_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
-        windowed_bytes = model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        self._window_token_ns = windowed_bytes / self._bytes_per_ns
+        self._flops_per_ns = self._products(NONE).flops * device.flops_efficiency / _NS
+        readings = self._readings()
+        self._readings_of_all = [each for each in readings if not each.window]
+        self._windowed = [each for each in readings if each.window]
+        self._kv_reads = model.kv_reads(device, tensor_parallel_size)
+        operations = sum(count * block.state_operations(self._tp) for count, block in model.blocks)
+        self._state_token_ns = operations / self._flops_per_ns
+        self._state_ns = 2 * model.state_bytes(self._tp) / self._bytes_per_ns  # to read and to write it
         self._layers_ns = KnownTimes()
         self._head_ns = KnownTimes()
         self._decode_base_ns = KnownTimes()
@@ -89,67 +106,66 @@ class RooflineCost:
     def step_ns(self, work: StepWork) -> int:
         per_decode = work.tokens_per_decode
         num_tokens = work.num_decodes * per_decode
-        decoding = work.num_context_tokens * (
-            self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
-        )
-        if self._window:
-            decoding += min(work.num_context_tokens, work.num_decodes * self._window) * self._windowed_ns(per_decode)
+        reads = self._kv_reads if work.chunks else 1.0
+        decoding = work.num_context_tokens * self._growing_ns(per_decode, reads)
+        for reading in self._windowed:
+            attended = min(work.num_context_tokens, work.num_decodes * reading.window)
+            decoding += attended * reading.decode_ns(per_decode, reads)
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
-        num_sampled, total = num_tokens, self._overhead_ns + decoding
-        pair_ns, kv_token_ns = self._pair_ns, self._kv_token_ns
+        num_sampled, total = num_tokens, self._overhead_ns + decoding + num_tokens * self._state_ns
         for start, chunk, is_last in work.chunks:
             num_tokens += chunk
             num_sampled += is_last
-            multiplying = pair_ns * (chunk * start + chunk * (chunk + 1) / 2)
-            reading = kv_token_ns * (start + chunk)
-            total += multiplying if multiplying > reading else reading
-            if self._window:
-                total += self._windowed_chunk_ns(start, chunk)
+            pairs = chunk * start + chunk * (chunk + 1) / 2
+            for token_ns, _, pair_ns, _ in self._readings_of_all:
+                multiplying, read = pair_ns * pairs, token_ns * (start + chunk)
+                total += multiplying if multiplying > read else read
+            for reading in self._windowed:
+                total += reading.windowed_chunk_ns(start, chunk)
+            if self._state_ns:
+                total += max(self._state_ns, self._state_token_ns * chunk)
         return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
-        context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
         contexts = work.contexts(num_steps)
-        attention = context_token_ns * contexts
-        if self._window:
-            attention += np.minimum(contexts, work.num_decodes * self._window) * self._windowed_ns(per_decode)
+        attention = self._growing_ns(per_decode) * contexts
+        for reading in self._windowed:
+            attention += np.minimum(contexts, work.num_decodes * reading.window) * reading.decode_ns(per_decode)
         base = self._decode_base(work.num_decodes * per_decode)
         times = np.rint(base + attention)
         return (times if base >= 1 else np.maximum(times, 1)).astype(np.int64)
 
-    def _speculative_ns(self, tokens_per_decode: int) -> float:
-        """Decode attention to one token of a context by `tokens_per_decode` tokens."""
-        return max(tokens_per_decode * self._pair_ns, self._kv_token_ns)
+    def _readings(self) -> list[_Reading]:
+        readings = []
+        for count, block in self._model.blocks:
+            for token_bytes, operations, window, in_prompts in block.scans(self._model, self._tp):
+                pair_ns = count * operations / self._flops_per_ns
+                prompt_pair_ns = pair_ns if in_prompts is None else count * in_prompts / self._flops_per_ns
+                readings.append(_Reading(count * token_bytes / self._bytes_per_ns, pair_ns, prompt_pair_ns, window))
+        return readings
 
-    def _windowed_ns(self, tokens_per_decode: int) -> float:
-        """The same in the layers with a sliding window."""
-        return max(tokens_per_decode * self._window_pair_ns, self._window_token_ns)
-
-    def _windowed_chunk_ns(self, start: int, chunk: int) -> float:
-        """Prefill attention of a chunk in the layers with a sliding window: token i of a prompt attends to
-        min(i, window) tokens."""
-        growing = min(max(self._window - start, 0), chunk)  # tokens that attend to all before them
-        pairs = growing * start + growing * (growing + 1) / 2 + (chunk - growing) * self._window
-        return max(self._window_pair_ns * pairs, self._window_token_ns * min(start + chunk, self._window + chunk))
+    def _growing_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
+        """Decode attention to one token of a context by `tokens_per_decode` tokens, where nothing is out of sight."""
+        return sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all])
 
     def _decode_base(self, num_tokens: int) -> float:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""
         base = self._decode_base_ns.get(num_tokens)
         if not base:
-            base = self._overhead_ns + self._layers(num_tokens) + self._head(num_tokens)
+            base = self._overhead_ns + self._layers(num_tokens) + self._head(num_tokens) + num_tokens * self._state_ns
             self._decode_base_ns.keep(num_tokens, base)
         return base
 
     def _layers(self, num_tokens: int) -> float:
-        """All layers but attention itself, for `num_tokens` tokens."""
+        """All blocks but attention itself, for `num_tokens` tokens."""
         time = self._layers_ns.get(num_tokens)
         if not time:
-            layer = sum([self._linear(matrix, num_tokens) for matrix in self._attention])
-            all_reduce = self._all_reduce(num_tokens)
-            layer += self._mlp(num_tokens) + self._elementwise(num_tokens) + 2 * all_reduce
-            time = self._model.num_layers * layer + all_reduce
+            time = all_reduce = self._all_reduce(num_tokens)
+            for count, matrices, moved_ns in self._blocks:
+                block = sum([self._linear(matrix, num_tokens) for matrix in matrices])
+                time += count * (block + moved_ns * num_tokens + all_reduce)
             self._layers_ns.keep(num_tokens, time)
         return time
 
@@ -166,42 +182,47 @@ class RooflineCost:
             self._head_ns.keep(num_sampled, time)
         return time
 
-    def _products(self, quantization: Quantization, device: Device) -> _Products:
-        flops, input_bytes = quantization.products(self._model.dtype, device.flops, device.name)
-        quantising = (self._model.dtype_bytes + input_bytes) / self._bytes_per_ns if input_bytes else 0.0
-        return _Products(quantization, flops * device.flops_efficiency / _NS, quantising)
+    def _products(self, quantization: Quantization) -> Arithmetic:
+        return quantization.products(self._model.dtype, self._device.flops, self._device.name)
 
-    def _matrix(self, rows: int, columns: int, products: _Products) -> _Matrix:
-        num_bytes = products.quantization.matrix_bytes(rows, columns, self._model.dtype_bytes)
-        return _Matrix(2 * rows * columns, columns, num_bytes, products.flops_per_ns, products.input_element_ns)
+    def _matrix(self, weights: Weights) -> _Matrix:
+        quantization, dtype_bytes = self._model.format_of(weights.part), self._model.dtype_bytes
+        flops, input_bytes = self._products(quantization)
+        quantising = weights.columns * (dtype_bytes + input_bytes) / self._bytes_per_ns if input_bytes else 0.0
+        return _Matrix(
+            2 * weights.rows * weights.columns,
+            quantization.matrix_bytes(weights.rows, weights.columns, dtype_bytes),
+            weights.copies,
+            weights.used,
+            flops * self._device.flops_efficiency / _NS,
+            quantising,
+        )
 
-    def _linear(self, matrix: _Matrix, num_tokens: int, num_matrices: float = 1.0) -> float:
-        """`num_matrices` such matrices, each with its share of `num_tokens` tokens."""
-        operations, num_columns, num_bytes, flops_per_ns, input_element_ns = matrix
-        multiplying = operations * num_tokens / flops_per_ns
-        quantising = num_tokens * num_columns * input_element_ns
-        return max(num_matrices * num_bytes / self._bytes_per_ns, multiplying) + quantising
+    def experts_ns(self, num_tokens: int, num_ranks: int = 1) -> float:
+        """The experts of all layers, on one of `num_ranks` ranks that share them out and have `num_tokens` tokens
+        together, of which the experts of each get as many."""
+        return sum(
+            count * self._linear(matrix, num_tokens, num_ranks)
+            for count, matrices, _ in self._blocks
+            for matrix in matrices
+            if matrix.copies > 1
+        )
 
-    def _mlp(self, num_tokens: int) -> float:
-        experts, used = self._model.num_experts, self._model.num_experts_per_token
-        if not experts:
-            return sum([self._linear(matrix, num_tokens) for matrix in self._mlp_matrices])
-        hit = experts * (1 - (1 - used / experts) ** num_tokens)
-        router = self._linear(self._router, num_tokens)
-        return router + sum([self._linear(matrix, num_tokens * used, hit) for matrix in self._mlp_matrices])
+    def _linear(self, matrix: _Matrix, num_tokens: int, num_ranks: int = 1) -> float:
+        """Products of `num_tokens` tokens; those with experts read the weights of the experts that are hit. On one of
+        `num_ranks` ranks, which share out both."""
+        operations, num_bytes, copies, used, flops_per_ns, input_ns = matrix
+        hit = copies * (1 - (1 - used / copies) ** num_tokens) / num_ranks
+        num_products = num_tokens * used / num_ranks
+        return max(hit * num_bytes / self._bytes_per_ns, operations * num_products / flops_per_ns) + (
+            num_products * input_ns
+        )
 
-    def _elementwise(self, num_tokens: int) -> float:
-        """Two fused norms (read and write hidden state and residual), rotary, activation and KV store of a layer."""
-        return num_tokens * self._num_elements * self._model.dtype_bytes / self._bytes_per_ns
-
-    def _elements_per_token(self) -> float:
-        """Elements that these read and write."""
-        model = self._model
-        kv_heads = model.kv_heads_per_rank(self._tp)
-        rotary = 2 * (model.num_attention_heads // self._tp + kv_heads) * model.head_dim
-        store = 2 * kv_heads * (model.head_dim + model.kv_row_bytes / model.dtype_bytes)
-        width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
-        return 8 * model.hidden_size + rotary + store + 3 * width / self._tp
+    def _moved_ns(self, block: Block) -> float:
+        """ns per token of kernels that only move bytes: a fused norm (reads and writes hidden state and residual) and
+        those of the kind."""
+        elements = 4 * self._model.hidden_size + block.num_elements(self._model, self._tp)
+        return elements * self._model.dtype_bytes / self._bytes_per_ns
 
     def _all_reduce(self, num_tokens: int) -> float:
         if self._tp == 1:

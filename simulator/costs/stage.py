@@ -11,7 +11,6 @@ latency + 2·tokens·hidden_size·dtype_bytes / bandwidth.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.cost import CostModel
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 
 
 class LayerCost(NamedTuple):
@@ -40,7 +40,7 @@ class LayerCost(NamedTuple):
 class StageCost:
     """Cost model of a stage with `num_layers` layers; of the last one with the rest of a step."""
 
-    def __init__(self, layers: LayerCost, num_layers: int, model: ModelShape, device: Device, *, is_last: bool) -> None:
+    def __init__(self, layers: LayerCost, num_layers: int, model: Model, device: Device, *, is_last: bool) -> None:
         self._layers = layers
         self._num_layers = num_layers
         self._is_last = is_last
@@ -50,25 +50,20 @@ class StageCost:
     def step_ns(self, work: StepWork) -> int:
         layer, rest = self._layers.of(work)
         if not self._is_last:
-            num_tokens = work.num_decodes * work.tokens_per_decode + sum(chunk.num_tokens for chunk in work.chunks)
-            rest = self._send_ns + self._send_token_ns * num_tokens
+            rest = self._send_ns + self._send_token_ns * work.num_tokens
         return max(1, round(self._num_layers * layer + rest))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         return np.array([self.step_ns(work.after(step)) for step in range(num_steps)])
 
 
-def largest_stage(model: ModelShape, num_stages: int) -> ModelShape:
+def largest_stage(model: Model, num_stages: int) -> Model:
     """A model with as many layers as the largest stage of a pipeline, of the same kinds in about the same shares.
 
     It has both embeddings: they are on the first and the last stage, and which is the largest depends on the model. So
     a KV pool that is sized for it is rather too small.
     """
-    count = max(layers_of_stages(model.num_layers, num_stages))
-    if count == model.num_layers:
-        return model
-    sliding = round(model.num_sliding_layers * count / model.num_layers)
-    return replace(model, num_layers=count, num_sliding_layers=sliding)
+    return model.with_layers(max(layers_of_stages(model.num_layers, num_stages)))
 
 
 def layers_of_stages(num_layers: int, num_stages: int) -> list[int]:

@@ -1,13 +1,14 @@
 """Servers that step together, as the ranks of a model with data-parallel attention do.
 
-Attention is each rank's own, the experts are shared: every layer exchanges tokens between all ranks. So the slowest
-rank sets the pace of all, and a rank without work runs a dummy step of one token beside the others.
+Attention is each rank's own, the experts are shared out: every layer exchanges tokens between all ranks. So the slowest
+rank sets the pace of all, what they share is added, and a rank without work runs a dummy step of one token beside the
+others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import simpy
 
@@ -19,19 +20,35 @@ from simulator.replica import Replica
 _DUMMY = StepWork((), 1, 1, 1)
 
 
+Shared = Callable[[int], int]
+"""ns of what all ranks do together, given the tokens of all."""
+
+
+class Ranks(NamedTuple):
+    """`number` servers of a fleet, from the one with the number `first` on, that step together."""
+
+    first: int
+    number: int
+    shared_ns: Shared
+
+
 class Lockstep:
     """Runs replicas in an environment, one step of all after the other.
+
+    Args:
+        shared_ns: what is added to the time of the slowest rank.
 
     Raises:
         ValueError: a replica compresses runs of steps, has plans of several, or plans ahead: the others would not be
             asked in between.
     """
 
-    def __init__(self, env: simpy.Environment, replicas: Sequence[Replica]) -> None:
+    def __init__(self, env: simpy.Environment, replicas: Sequence[Replica], shared_ns: Shared) -> None:
         if any(replica.compress or replica.plans_several for replica in replicas):
             raise ValueError("in lockstep each step is planned on its own")
         self._env = env
         self._replicas = replicas
+        self._shared_ns = shared_ns
         self._woken = env.event()
         env.process(self._serve())
         for replica in replicas:
@@ -52,11 +69,13 @@ class Lockstep:
                 wake_at = min(replica.wake_ns() for replica in replicas)
                 yield self._woken if wake_at == NEVER else self._woken | env.timeout(wake_at - now)
                 continue
-            pace = 0
+            pace = num_tokens = 0
             for replica, plan in zip(replicas, plans, strict=True):
                 price = replica.cost_model.step_ns(_DUMMY) if plan is None else replica.price(plan, now)
                 assert isinstance(price, int), "plans are of one step"
                 pace = max(pace, price)
+                num_tokens += 1 if plan is None else plan.work.num_tokens
+            pace += self._shared_ns(num_tokens)
             yield env.timeout(pace)
             for replica, plan in zip(replicas, plans, strict=True):
                 if plan is not None:

@@ -72,6 +72,15 @@ class Shared:
         else:
             self._begin()
 
+    def fail(self) -> None:
+        """The server dies: of the steps that were under way, those that have ended count."""
+        if self._plan is not None and not isinstance(self._price, int):
+            durations, ends = self._price
+            if num_ended := int(ends.searchsorted(self._env.now - self._start, "right")):
+                self._replica.finish(self._plan, self._start, (durations[:num_ended], ends[:num_ended]))
+        self._plan, self._price, self._is_idle = None, 0, True
+        self._expect(PLANS, 0, self._begin)
+
     def _wake(self) -> None:
         if self._is_idle:
             self._is_idle = False

@@ -8,11 +8,12 @@ from pathlib import Path
 from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import load_profile, rank_folder
 
-Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
+Importer = Callable[[Path, Model, int, int, Device], Profile]
 IMPORTERS: dict[str, Importer] = {
     "aiconfigurator": compile_profile,
     "llmservingsim": read_bundle,
@@ -20,7 +21,7 @@ IMPORTERS: dict[str, Importer] = {
 }
 
 
-def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
+def open_profile(name: str, model: Model, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
     """The profile `name` of a model on `tensor_parallel_size` ranks.
 
     `name` is a folder of ours, either `tp<N>` itself or the one above it, `<tool>:<folder>`, or for NVIDIA's database

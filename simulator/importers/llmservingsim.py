@@ -34,7 +34,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.experts import Experts
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.profile.csv_table import read_table
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
@@ -66,7 +68,7 @@ _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twic
 
 def read_bundle(
     folder: Path,
-    model: ModelShape,
+    model: Model,
     tensor_parallel_size: int,
     max_num_seqs: int,
     device: Device,
@@ -83,8 +85,8 @@ def read_bundle(
     dense = _read(ranks / "dense.csv", {"tokens": "num_tokens", "time_us": "time_us"}, "layer")
     heads = _read(ranks / "per_sequence.csv", {"sequences": "num_sequences", "time_us": "time_us"}, "layer")
     attention = _read(ranks / "attention.csv", {**_ATTENTION, "time_us": "time_us"})
-    if model.num_experts:
-        dense = pd.concat([dense, _experts(ranks, model, dense["tokens"])], ignore_index=True)
+    if experts := model.first(Experts):
+        dense = pd.concat([dense, _experts(ranks, experts, dense["tokens"])], ignore_index=True)
     tables = {
         "tokens": dense.rename(columns={"layer": "operator", "tokens": "num_tokens"}),
         "sequences": heads.rename(columns={"layer": "operator", "sequences": "num_sequences"}),
@@ -95,7 +97,8 @@ def read_bundle(
         if len(gains):
             multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
             filled = _FILLED_SHARE * 2 * multiprocessors if multiprocessors else math.inf
-            first = _padded_from(filled / model.kv_heads_per_rank(tensor_parallel_size), graph_sizes(max_num_seqs))
+            kv_heads = max(1, model.sizes["num_kv_heads"] // tensor_parallel_size)
+            first = _padded_from(filled / kv_heads, graph_sizes(max_num_seqs))
             tables["uneven"] = gains if first is None else _with_splits_until(gains, first)
     operators = {*dense["layer"], *heads["layer"]}
     return Profile(
@@ -144,7 +147,7 @@ def _calls(operator: str, num_layers: int) -> int:
     return 1 if operator in _PER_STEP else num_layers * _PER_LAYER.get(operator, 1)
 
 
-def _experts(ranks: Path, model: ModelShape, sizes: pd.Series[int]) -> pd.DataFrame:
+def _experts(ranks: Path, experts: Experts, sizes: pd.Series[int]) -> pd.DataFrame:
     """Rows of an operator `experts` for numbers of tokens within `sizes`, interpolated in tokens and experts used.
 
     Raises:
@@ -158,7 +161,7 @@ def _experts(ranks: Path, model: ModelShape, sizes: pd.Series[int]) -> pd.DataFr
     numbers = [n for n in sorted({*sizes, *rows}) if measured[0] <= n <= measured[-1]]
     times = []
     for n in numbers:
-        used = model.num_experts * (1 - (1 - model.num_experts_per_token / model.num_experts) ** n)
+        used = experts.num_experts * (1 - (1 - experts.num_used / experts.num_experts) ** n)
         around = [measured[bisect.bisect(measured, n) - 1], measured[bisect.bisect_left(measured, n)]]
         times.append(np.interp(n, around, [_with_experts(rows[size], used) for size in around]))
     return pd.DataFrame({"layer": "experts", "tokens": numbers, "time_us": times})

@@ -10,12 +10,12 @@ their parameters, and sampling is left out. The host's time is not in these file
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pandas as pd
 
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.profile.csv_table import read_table
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta, check_numbers
 
@@ -45,9 +45,7 @@ _SIZES = {  # columns that say what was measured
 }
 
 
-def read_profiling(
-    folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device
-) -> Profile:
+def read_profiling(folder: Path, model: Model, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
     """Read the files of one device and model for `tensor_parallel_size` ranks.
 
     Raises:
@@ -87,14 +85,14 @@ def _median(operator: str) -> str:
 
 
 def _select(
-    path: Path, shape: dict[str, str], model: ModelShape, tensor_parallel_size: int, columns: tuple[str, ...]
+    path: Path, shape: dict[str, str], model: Model, tensor_parallel_size: int, columns: tuple[str, ...]
 ) -> pd.DataFrame:
     """The rows of a file for this shape and these ranks."""
     table = read_table(path, (*shape, _RANKS, *columns))
     for column, attribute in {**shape, _RANKS: "tensor_parallel_size"}.items():
         check_numbers(path.name, table[column], attribute)
     for column, attribute in shape.items():
-        wanted = getattr(model, attribute)
+        wanted = model.sizes.get(attribute, 0)
         if wanted not in set(table[column]):
             there = ", ".join(map(str, sorted(set(table[column]))))
             raise ProfileError(f"{str(path)!r}: {column} {there}, but {model.name} has {attribute}={wanted}")
@@ -140,10 +138,11 @@ def _median_by(table: pd.DataFrame, axis: str, column: str, operator: str) -> pd
     return pd.DataFrame({"operator": operator, axis: times.index, "time_us": times.to_numpy()})
 
 
-def _lm_head(tokens: pd.DataFrame, model: ModelShape, max_num_seqs: int) -> pd.DataFrame:
+def _lm_head(tokens: pd.DataFrame, model: Model, max_num_seqs: int) -> pd.DataFrame:
     projection = tokens[tokens["operator"] == "gate_up_proj"].set_index("num_tokens")["time_us"]
     sizes = [size for size in projection.index if size <= max_num_seqs] or [projection.index[0]]
-    ratio = model.vocab_size * model.hidden_size / math.prod(model.mlp_matrices()[0])
+    gate_up = next(weights for _, weights in model.matrices() if weights.name == "gate_up_proj")
+    ratio = model.vocab_size * model.hidden_size / (gate_up.rows * gate_up.columns)
     times = projection.loc[sizes] * ratio
     return pd.DataFrame({"operator": "lm_head", "num_sequences": sizes, "time_us": times.to_numpy()})
 

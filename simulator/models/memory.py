@@ -16,65 +16,27 @@ process took outside of torch since it started; the CUDA context, which is older
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.weight_formats import Quantization
+from simulator.models.block import Weights
+from simulator.models.experts import Experts
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import GIB, KVPool, blocks_in
+from simulator.models.model import Model
 
-GIB = 1 << 30
 EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
 _MIB = 1 << 20
 # Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
 _OWN_SEGMENT, _SEGMENT_STEP, _LEAST_SPLIT = 10 * _MIB, 2 * _MIB, _MIB
 _ASSUMED_MULTIPROCESSORS = 128  # of a GPU whose description does not say
+_MXFP4_WIDTH = 256  # vllm/model_executor/layers/quantization/mxfp4.py
 _NVLINK_BANDWIDTH = 150e9  # bytes/s, one direction: links of at least this are NVLink's
+# Of CUDA graphs, fitted to the estimates that vLLM 0.19 logged for 44 servers on H100 (experiments/kv_pool).
+_FIRST_GRAPH_BYTES, _GRAPH_LAYER_BYTES = 112 * _MIB, _MIB // 5
 
 
 class DeviceTooSmallError(ValueError):
     """The model leaves no room for a single KV block."""
-
-
-@dataclass(frozen=True)
-class KVPool:
-    """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
-
-    With a configured size in bytes, that is `usable_bytes`, and nothing is subtracted but `window_bytes`.
-    `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
-    window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes`
-    include those of a model that drafts tokens.
-    """
-
-    num_blocks: int
-    block_size: int
-    block_bytes: int
-    usable_bytes: int = 0
-    weight_bytes: int = 0
-    activation_bytes: int = 0
-    outside_bytes: int = 0
-    window_bytes: int = 0
-    has_drafter: bool = False
-
-    def describe(self) -> str:
-        """One line for the log: the number of blocks and the formula it comes from."""
-        line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
-        layers = "layers without window" if self.window_bytes else "layers"
-        each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·(head_dim·bytes + scale)"
-        each += ", of model and drafter" if self.has_drafter else ""
-        if not self.usable_bytes:
-            return f"{line}, as configured; {each}"
-        windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
-        if not self.weight_bytes:
-            return f"{line} from {self.usable_bytes / GIB:.2f} GiB{windows}, as configured; {each}"
-        account = (
-            f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
-            f" - activations {self.activation_bytes / GIB:.2f} GiB"
-            f" - outside of torch {self.outside_bytes / GIB:.2f} GiB{windows})"
-        )
-        return f"{line} from {account}; {each}"
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.block_size
 
 
 @dataclass(frozen=True)
@@ -89,6 +51,8 @@ class MemoryAccount:
         library_bytes: cuBLAS's workspace and small inputs.
         outside_bytes: memory outside of torch on a single GPU: kernels that were loaded, allocator slack.
         nvlink_bytes: more of it with several GPUs on NVLink: buffers of NCCL and of direct all-reduces.
+        counts_graphs: whether an estimate of the CUDA graphs' memory is set apart, by default since 0.20.
+        pads_inputs: whether experts in MXFP4 are padded in both directions, not in their own width only.
     """
 
     name: str
@@ -98,22 +62,34 @@ class MemoryAccount:
     library_bytes: int
     outside_bytes: int
     nvlink_bytes: int
+    counts_graphs: bool
+    pads_inputs: bool
 
     def held_outside(self, device: Device, tensor_parallel_size: int) -> int:
         """Bytes outside of torch on one rank."""
         has_nvlink = tensor_parallel_size > 1 and device.link_bandwidth >= _NVLINK_BANDWIDTH
         return self.outside_bytes + (self.nvlink_bytes if has_nvlink else 0)
 
+    def graph_bytes(self, model: Model, device: Device, num_graphs: int, tensor_parallel_size: int) -> int:
+        """vLLM's estimate of what `num_graphs` CUDA graphs take: the largest, and what each other adds."""
+        if not (self.counts_graphs and num_graphs):
+            return 0
+        # Of more than two GPUs without NVLink vLLM reduces by NCCL, whose kernels hold as much as all others.
+        by_nccl = tensor_parallel_size > 2 and device.link_bandwidth < _NVLINK_BANDWIDTH
+        per_graph = model.num_layers * _GRAPH_LAYER_BYTES * (2 if by_nccl else 1)
+        return _FIRST_GRAPH_BYTES + (num_graphs - 1) * per_graph
+
     def activation_bytes(
         self,
-        model: ModelShape,
+        model: Model,
         device: Device,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         tensor_parallel_size: int,
     ) -> int:
         """Peak of torch's allocations beside the weights, on one rank, in the largest step."""
-        tokens, experts = max_num_batched_tokens, _expert_bytes(model, max_num_batched_tokens, tensor_parallel_size)
+        tokens, routing = max_num_batched_tokens, model.first(Experts)
+        experts = routing.buffer_bytes(model, tokens, tensor_parallel_size) if routing else 0
         hidden = tokens * model.hidden_size * model.dtype_bytes
         layers = 3 * hidden + tokens * _widest(model, tensor_parallel_size) * model.dtype_bytes + experts
         sampled = min(max_num_seqs, tokens)
@@ -130,14 +106,15 @@ class MemoryAccount:
 ACCOUNTS = {
     account.name: account
     for account in (
-        MemoryAccount("vllm", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB),
-        MemoryAccount("vllm_0.9", 36, False, False, 46 * _MIB, 128 * _MIB, 432 * _MIB),
+        MemoryAccount("vllm", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB, True, True),
+        MemoryAccount("vllm_0.17", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB, False, True),
+        MemoryAccount("vllm_0.9", 36, False, False, 46 * _MIB, 128 * _MIB, 432 * _MIB, False, False),
     )
 }
 
 
 def early_activation_bytes(
-    model: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
+    model: Model, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
 ) -> int:
     """Peak of the tensors of the largest step on one rank, as an early vLLM (before V1) accounted for it.
 
@@ -145,7 +122,8 @@ def early_activation_bytes(
     (they stay while the layers run), and the larger of the MLP's gate, up and product or attention's query, key, value
     and output. Or, if they take more, the logits of all sequences in float32, twice (raw and scaled).
     """
-    routed = 3 * model.moe_intermediate_size * model.num_experts_per_token // tensor_parallel_size
+    experts = model.first(Experts)
+    routed = 3 * experts.intermediate_size * experts.num_used // tensor_parallel_size if experts else 0
     hidden_states = 4 if model.learned_positions else 2
     per_token = hidden_states * model.hidden_size + max(routed, _widest(model, tensor_parallel_size))
     logits = 2 * max_num_seqs * model.vocab_size * 4
@@ -153,7 +131,7 @@ def early_activation_bytes(
 
 
 def size_kv_pool(
-    model: ModelShape,
+    model: Model,
     device: Device,
     *,
     block_size: int,
@@ -162,7 +140,8 @@ def size_kv_pool(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     memory_account: str = "vllm",
-    drafter: ModelShape | None = None,
+    num_graphs: int = 0,
+    drafter: Model | None = None,
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
 
@@ -170,9 +149,11 @@ def size_kv_pool(
     in a layer with a window each running sequence holds its window and a partial block, and the prompt chunks of a step
     as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
     needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
+    What was computed of a cached prefix in layers with a window stays in the pool, beside the rest (`cached_size`). The
+    states of `max_num_seqs` sequences are set apart, too.
 
     A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
-    than the model's and share their memory.
+    than the model's and share their memory. `num_graphs` CUDA graphs are captured, 0 with `--enforce-eager`.
 
     Raises:
         DeviceTooSmallError: not even one block fits.
@@ -185,25 +166,31 @@ def size_kv_pool(
     else:
         account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         weights += model.rotary_table_bytes + _unsplit_bytes(model, tensor_parallel_size)
+        weights += _padding_bytes(model, tensor_parallel_size, both=account.pads_inputs)
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
+        outside += account.graph_bytes(model, device, num_graphs, tensor_parallel_size)
     free = usable - weights - activations - outside
-    num_blocks, block_bytes, window_bytes = _blocks_in(
-        free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs
-    )
-    if num_blocks < 1:
+    found = blocks_in(free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
+    if found.num_blocks < 1:
         raise DeviceTooSmallError(
             f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
             f"weights {weights / GIB:.1f} GiB and activations {(activations + outside) / GIB:.1f} GiB leave no KV "
-            f"block of {block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
-            "a smaller model or a smaller block_size"
+            f"block of {found.block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more "
+            "ranks, a smaller model or a smaller block_size"
+            + (
+                f", or max_num_seqs below {max_num_seqs}, for each of which it keeps a state"
+                if model.state_bytes()
+                else ""
+            )
         )
-    parts = usable, weights, activations, outside, window_bytes
-    return KVPool(num_blocks, block_size, block_bytes, *parts, has_drafter=drafter is not None)
+    return replace(
+        found, usable_bytes=usable, weight_bytes=weights, activation_bytes=activations, outside_bytes=outside
+    )
 
 
 def fill_kv_pool(
-    model: ModelShape,
+    model: Model,
     device: Device,
     kv_bytes: int,
     *,
@@ -211,70 +198,63 @@ def fill_kv_pool(
     tensor_parallel_size: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    drafter: ModelShape | None = None,
+    drafter: Model | None = None,
 ) -> KVPool:
     """The KV blocks of one rank in `kv_bytes`, whatever else the device holds; with windows as in `size_kv_pool`.
 
     Raises:
         DeviceTooSmallError: not even one block fits in them, or the device cannot hold the weights and them.
     """
-    num_blocks, block_bytes, window_bytes = _blocks_in(
-        kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs
-    )
+    found = blocks_in(kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
     weights = sum(each.weight_bytes(tensor_parallel_size) for each in (model, drafter) if each)
-    if num_blocks < 1:
-        raise DeviceTooSmallError(f"{kv_bytes:,} bytes hold no KV block of {block_bytes:,} bytes")
+    if found.num_blocks < 1:
+        raise DeviceTooSmallError(f"{kv_bytes:,} bytes hold no KV block of {found.block_bytes:,} bytes")
     if weights + kv_bytes > device.memory_bytes:
         raise DeviceTooSmallError(
             f"{kv_bytes:,} bytes and the weights of {model.name}, {weights:,} bytes, are more than its memory"
         )
-    return KVPool(
-        num_blocks, block_size, block_bytes, kv_bytes, window_bytes=window_bytes, has_drafter=drafter is not None
-    )
+    return replace(found, usable_bytes=kv_bytes)
 
 
-def _blocks_in(
-    free: int,
-    model: ModelShape,
-    drafter: ModelShape | None,
-    block_size: int,
-    tensor_parallel_size: int,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-) -> tuple[int, int, int]:
-    """How many blocks `free` bytes hold, the bytes of one, and those set apart for windows."""
-    drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
-    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
-    num_blocks, window_bytes = free // block_bytes, 0
-    if 0 < model.num_sliding_layers < model.num_layers:
-        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
-        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
-        if (free - apart) // others > num_blocks:
-            num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
-    return num_blocks, block_bytes, window_bytes
-
-
-def _unsplit_bytes(model: ModelShape, tensor_parallel_size: int) -> int:
+def _unsplit_bytes(model: Model, tensor_parallel_size: int) -> int:
     """Ends of the segments that hold the model's large weights on one rank, which count as allocated.
 
     A tensor of at least `_OWN_SEGMENT` gets a segment of a multiple of `_SEGMENT_STEP`. What is left of it is split off
     for other tensors if it is more than `_LEAST_SPLIT`; otherwise it belongs to the tensor. The two matrices of all
     experts of a layer are one tensor each.
     """
-    tp = tensor_parallel_size
-    count = max(1, model.num_experts)
-    sizes = [_element_bytes(model, model.attention_quantization, *matrix) for matrix in model.attention_matrices(tp)]
-    sizes += [count * _element_bytes(model, model.quantization, *matrix) for matrix in model.mlp_matrices(tp)]
-    embedding = model.vocab_size * model.hidden_size // tp * model.dtype_bytes
+    embedding = model.vocab_size * model.hidden_size // tensor_parallel_size * model.dtype_bytes
     embeddings = 1 if model.tie_word_embeddings else 2
-    return model.num_layers * sum(map(_unsplit_end, sizes)) + embeddings * _unsplit_end(embedding)
+    matrices = sum(
+        count * _unsplit_end(_element_bytes(model, weights)) for count, weights in model.matrices(tensor_parallel_size)
+    )
+    return matrices + embeddings * _unsplit_end(embedding)
 
 
-def _element_bytes(model: ModelShape, quantization: Quantization, rows: int, columns: int) -> int:
-    """Bytes of a matrix without its scales, which are tensors of their own."""
-    bits = 8 * model.dtype_bytes if quantization.weight_bits is None else quantization.weight_bits
-    return rows * columns * bits // 8
+def _padding_bytes(model: Model, tensor_parallel_size: int, *, both: bool) -> int:
+    """What experts in MXFP4 are padded by on one rank, to multiples of `_MXFP4_WIDTH`: gpt-oss-120b takes 64.38 GiB on
+    an H100 instead of 60.7."""
+    if not model.quantization.experts_only:
+        return 0
+    padding = 0.0
+    for count, block in model.of_kind(Experts):
+        width, hidden = block.intermediate_size // tensor_parallel_size, model.hidden_size
+        grown = _padded(width) * (_padded(hidden) if both else hidden) / (width * hidden)
+        for weights in block.matrices(model, tensor_parallel_size):
+            if weights.part == "experts":
+                size = model.quantization.matrix_bytes(weights.rows, weights.columns, model.dtype_bytes)
+                padding += count * weights.copies * size * (grown - 1)
+    return round(padding)
+
+
+def _padded(width: int) -> int:
+    return -(-width // _MXFP4_WIDTH) * _MXFP4_WIDTH
+
+
+def _element_bytes(model: Model, weights: Weights) -> int:
+    """Bytes of matrices without their scales, which are tensors of their own."""
+    bits = model.format_of(weights.part).weight_bits or 8 * model.dtype_bytes
+    return weights.copies * (weights.rows * weights.columns * bits // 8)
 
 
 def _unsplit_end(num_bytes: int) -> int:
@@ -282,21 +262,6 @@ def _unsplit_end(num_bytes: int) -> int:
     return rest if num_bytes >= _OWN_SEGMENT and rest <= _LEAST_SPLIT else 0
 
 
-def _widest(model: ModelShape, tensor_parallel_size: int) -> int:
-    """Elements per token of attention's query, key, value and output, or of a dense MLP's gate, up and product."""
-    tp = tensor_parallel_size
-    heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
-    mlp = 0 if model.num_experts else 3 * model.intermediate_size // tp
-    return max(mlp, heads * model.head_dim)
-
-
-def _expert_bytes(model: ModelShape, num_tokens: int, tensor_parallel_size: int) -> int:
-    """Bytes of the buffers of Triton's experts: rows of the routed tokens, as wide as the wider of input and output.
-
-    Experts in a format of their own (MXFP4) run in other kernels, which keep no such buffers.
-    """
-    if not model.num_experts or model.quantization.experts_only:
-        return 0
-    width = model.moe_intermediate_size // tensor_parallel_size
-    rows = num_tokens * model.num_experts_per_token
-    return rows * (max(width, model.hidden_size) + max(2 * width, model.hidden_size)) * model.dtype_bytes
+def _widest(model: Model, ranks: int) -> int:
+    """Elements per token of the block that has most at once; experts have buffers of their own."""
+    return max(block.width(ranks) for _, block in model.blocks)

@@ -89,6 +89,8 @@ QUANTIZATIONS = {
         # W8A8, a float32 scale per output channel.
         Quantization("int8", 8, 4, arithmetic="int8", input_bits=8, is_weight_only_elsewhere=False),
         Quantization("int4", 4, 2, (1, 128)),  # W4A16: a 16-bit scale per group of 128 (GPTQ, AWQ); products in 16 bits
+        Quantization("int4_32", 4, 2, (1, 32)),  # the same with groups of 32, as Kimi-K2.5
+        Quantization("nvfp4_w4a16", 4, 1, (1, 16)),  # weights as nvfp4; products in 16 bits
         Quantization("nvfp4", 4, 1, (1, 16), arithmetic="fp4", input_bits=4),  # e2m1, an e4m3 scale per 16
         Quantization("mxfp4", 4, 1, (1, 32), experts_only=True),  # e2m1, 8-bit scale per 32; W4A16, as gpt-oss
     )

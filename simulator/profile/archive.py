@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.checks import base_name, check_measured_on
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 def find_profile(
     system: str,
-    model: ModelShape,
+    model: Model,
     tensor_parallel_size: int,
     max_num_seqs: int,
     kernels: Iterable[str] = (),
@@ -72,7 +72,7 @@ def find_profile(
     return None
 
 
-def _fits(meta: ProfileMeta, model: ModelShape, tensor_parallel_size: int) -> bool:
+def _fits(meta: ProfileMeta, model: Model, tensor_parallel_size: int) -> bool:
     """Whether the sizes are those of the model, which they may not be under its own name."""
     try:
         check_measured_on(meta, model, tensor_parallel_size)
@@ -117,7 +117,21 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
 
 
-def entry_name(model: ModelShape, tensor_parallel_size: int) -> str:
+def read_archive(path: Path) -> dict[str, Entry]:
+    """All entries of an archive, by name; none if it is not there."""
+    if not path.is_file():
+        return {}
+    key, found = (path, path.stat().st_mtime_ns), {}
+    for name, entry in _entries(*key).items():
+        changed = {
+            kernel: {table: _read(*key, name, (kernel,)).tables[table] for table in members}
+            for kernel, members in entry["kernels"].items()
+        }
+        found[name] = Entry(_read(*key, name, ()), changed)
+    return found
+
+
+def entry_name(model: Model, tensor_parallel_size: int) -> str:
     """The name of a profile in its archive."""
     return f"{base_name(model.name)}/{model.quantization.name}-{model.kv_dtype}/tp{tensor_parallel_size}"
 

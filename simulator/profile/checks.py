@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import get_args
 
 from engine.engine_config import KVDtype
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 _HIGHEST, _LOWEST = 3.0, 1e-3  # plausible shares of the device's peak; outside, another device may have been profiled
 _OTHER_UNIT = 30.0  # a higher share of the peak means times in another unit, which are wrong by a factor of 1000
 
 
-def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:
+def check_fits(profile: Profile, model: Model, tensor_parallel_size: int) -> None:
     """Check that `profile` can price this model on `tensor_parallel_size` ranks.
 
     Raises:
@@ -21,7 +22,7 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
     check_measured_on(profile.meta, model, tensor_parallel_size)
 
 
-def check_measured_on(meta: ProfileMeta, model: ModelShape, tensor_parallel_size: int) -> None:
+def check_measured_on(meta: ProfileMeta, model: Model, tensor_parallel_size: int) -> None:
     """As `check_fits`, by what the profile says that it was measured on."""
     kv_dtype = _kv_dtype_of(meta)
     if kv_dtype not in model.priced_kv_dtypes:
@@ -34,10 +35,11 @@ def check_measured_on(meta: ProfileMeta, model: ModelShape, tensor_parallel_size
             f"profiled with tensor_parallel_size={meta.tensor_parallel_size}, this run has {tensor_parallel_size}"
         )
     if meta.shape:
-        differing = {name: value for name, value in meta.shape.items() if getattr(model, name, value) != value}
+        sizes = model.sizes
+        differing = {name: value for name, value in meta.shape.items() if sizes.get(name, value) != value}
         if differing:
             what = ", ".join(f"{name}={value}" for name, value in differing.items())
-            here = ", ".join(f"{name}={getattr(model, name)}" for name in differing)
+            here = ", ".join(f"{name}={sizes[name]}" for name in differing)
             raise ProfileError(f"profiled for {meta.model} with {what}; {model.name} has {here}")
     elif base_name(meta.model) != base_name(model.name):
         raise ProfileError(f"profiled for {meta.model}, this run is of {model.name}")
@@ -45,7 +47,7 @@ def check_measured_on(meta: ProfileMeta, model: ModelShape, tensor_parallel_size
         raise ProfileError(f"profiled for {meta.num_layers} layers, {model.name} has {model.num_layers}")
 
 
-def check_units(profile: Profile, model: ModelShape, device: Device) -> None:
+def check_units(profile: Profile, model: Model, device: Device) -> None:
     """Check that the times can be microseconds, from the arithmetic that the device did in them.
 
     Raises:
@@ -66,7 +68,7 @@ def _kv_dtype_of(meta: ProfileMeta) -> KVDtype:
     return next((dtype for dtype in get_args(KVDtype) if dtype == told), "auto")
 
 
-def differences(profile: Profile, model: ModelShape, device: Device, block_size: int) -> list[str]:
+def differences(profile: Profile, model: Model, device: Device, block_size: int) -> list[str]:
     """In what a run differs from what was profiled, a line each."""
     meta, found = profile.meta, []
     if meta.block_size not in (None, block_size):
@@ -85,16 +87,17 @@ def differences(profile: Profile, model: ModelShape, device: Device, block_size:
     return found
 
 
-def _share_of_peak(profile: Profile, model: ModelShape, device: Device) -> tuple[float, str]:
-    """The rate of the largest measured QKV projection (2·tokens·parameters operations) as a share of the device's peak,
-    and a sentence that says so."""
+def _share_of_peak(profile: Profile, model: Model, device: Device) -> tuple[float, str]:
+    """The rate of the largest measured product of the first projection (2·tokens·parameters operations) as a share of
+    the device's peak, and a sentence that says so."""
     table = profile.tables["tokens"]
-    largest = table[table["operator"] == "qkv_proj"].iloc[-1]
+    timed = set(table["operator"])
+    weights = next(each for _, each in model.matrices(profile.meta.tensor_parallel_size) if each.name in timed)
+    largest = table[table["operator"] == weights.name].iloc[-1]
     num_tokens, time_us = int(largest["num_tokens"]), float(largest["time_us"])
-    (rows, columns), _ = model.attention_matrices(profile.meta.tensor_parallel_size)
-    rate = 2 * num_tokens * rows * columns / (time_us * 1e-6)
+    rate = 2 * num_tokens * weights.rows * weights.columns / (time_us * 1e-6)
     share = rate / max(device.flops.values())
-    what = f"qkv_proj of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"
+    what = f"{weights.name} of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"
     return share, f"{what} the peak of {device.name}"
 
 

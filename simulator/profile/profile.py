@@ -147,6 +147,8 @@ class Profile:
     def _check_operators(self) -> None:
         for name, required in _OPERATORS.items():
             there = set(self.tables[name]["operator"])
+            if name == "tokens" and self.meta.shape.get("kv_rank"):
+                required = ()  # the times of latent attention include its projections
             lacking = [operator for operator in required if operator not in there]
             if name == "tokens" and "experts" not in there:
                 lacking += [operator for operator in _MLP if operator not in there]

@@ -21,7 +21,7 @@ from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.cache.kv_cache import OutOfMemoryError
 from engine.runner.executors.tensor_parallel import WorkerError
 from kernels.attention.backends import BackendUnavailableError
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.profile import Profile, ProfileMeta
 from simulator.profile.profile_folder import FORMAT_VERSION, save_profile
 from simulator.profiler import families
@@ -33,10 +33,6 @@ from simulator.profiler.session import BudgetError, Progress, Session
 
 PARTIAL = "partial.json"
 _METHOD = 4  # raised whenever points are measured in another way, as samples of both ways must not be mixed
-_SHAPE_KEYS = (
-    "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
-    "num_experts", "num_experts_per_token", "moe_intermediate_size", "dtype_bytes",
-)  # fmt: skip
 
 
 class ProfilingError(ValueError):
@@ -62,7 +58,7 @@ class Job:
 
     engine: EngineConfig
     model_config: ModelConfig
-    shape: ModelShape
+    shape: Model
     weights: Path | None = None
     temperature: float = 0.0
     num_threads: int | None = None
@@ -183,7 +179,7 @@ def _meta(job: Job, bench: Bench, device: str, samples: Samples) -> ProfileMeta:
         calls=bench.calls,
         dtype=job.engine.dtype or job.model_config.dtype,
         block_size=limits.block_size,
-        shape={name: getattr(job.shape, name) for name in _SHAPE_KEYS},
+        shape=job.shape.sizes,
         token_buckets=limits.token_buckets,
         padded_steps="decode",
         prompt_buckets=limits.prompt_buckets,

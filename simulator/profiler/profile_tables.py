@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.profiled import ProfiledCost
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.profile import Profile, ProfileMeta
 from simulator.profiler.samples import (
     ADDED_BY_ATTENTION,
@@ -33,7 +33,7 @@ Split = Callable[[int], list[int]]
 """The prompt lengths of a step, by its number of prompt tokens."""
 
 
-def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split, *, on_a_line: bool) -> Profile:
+def make_profile(samples: Samples, meta: ProfileMeta, model: Model, split: Split, *, on_a_line: bool) -> Profile:
     """The profile of `samples`; the rest of a step is the time of a whole step beyond the prices of its operators.
 
     `on_a_line`: whether the rest of a step is linear in its tokens, as on a CPU, where nothing is launched ahead.

@@ -28,6 +28,8 @@ from tests.selection import few
 
 # Commands whose configuration is composed and checked, and that do not run: what they hold, and why.
 NOT_RUN = {
+    "task=serve": "serves until it is interrupted; tests/docs/test_compare_with_your_server.py does",
+    "engine=openai": "needs a server; tests/docs/test_compare_with_your_server.py has one",
     "hydra/launcher=": "tests/docs/test_sweeps_on_machines.py runs the launchers that are installed; Slurm needs a "
     "cluster",
     "engine.weights=": "needs the weights of a model",
@@ -140,6 +142,7 @@ def test_the_commands_of_a_page_compose(tmp_path: Path, monkeypatch: pytest.Monk
             compose_only(arguments[1:])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forgetting")
 @pytest.mark.parametrize("page", few(sorted(first_shown(), key=lambda page: page not in RUN), len(RUN)))
 def test_the_commands_of_a_page_run(
@@ -207,6 +210,7 @@ def test_code_blocks_in_python_are_python() -> None:
                 ast.parse(code)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forgetting")
 def test_the_ten_lines_in_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files("python.md", tmp_path)
@@ -216,6 +220,7 @@ def test_the_ten_lines_in_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("notebook", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs_and_is_stored_without_outputs(
     notebook: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

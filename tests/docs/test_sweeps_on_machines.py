@@ -62,6 +62,7 @@ def test_a_launcher_gives_what_the_default_gives(tmp_path: Path, launcher: str) 
         pd.testing.assert_frame_equal(launched, ran.requests.drop(columns="error"))
 
 
+@pytest.mark.long
 def test_without_slurm_there_is_one_line(tmp_path: Path) -> None:
     if not installed("submitit_slurm"):
         pytest.skip("no launcher submitit_slurm")

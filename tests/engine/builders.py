@@ -99,12 +99,19 @@ class DenseBackend:
 
     name = "dense"
     is_capturable = True
-    window = 0
 
     def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See AttentionBackend.forward; prefills are not for it."""
+        """See AttentionBackend.forward; prefills, windows and sinks are not for it."""
+        assert not window and sinks is None
         kv_heads, head_dim = kv.keys.shape[2:]
         tables = metadata.decode_block_tables.long()
         keys, values = (

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tests.fuzzing.inputs import MODEL, REAL, Inputs
+from tests.harness.builders import ROOT
 from tests.mutations import BYTES, ODD_NUMBERS, mutants
 
 PLACE = "DAMAGED"  # in an override: stands for the path of the damaged copy
@@ -98,7 +99,7 @@ def draw_damage(rng: random.Random, targets: list[list[Target]]) -> Damage:
 def targets(inputs: Inputs) -> list[list[Target]]:
     """All files that a user may give, by kind."""
     runs = [*_measured(inputs), *_results(inputs)]
-    kinds = [list(_traces(inputs)), runs, list(_costs(inputs))]
+    kinds = [list(_traces(inputs)), runs, list(_costs(inputs)), list(_checkpoints())]
     if inputs.model is not None:
         names = [path.name for path in inputs.model.iterdir() if path.suffix in (".json", ".safetensors")]
         kinds.append(list(_folder(inputs.model, [*REAL, *MODEL, f"engine.weights={PLACE}"], names)))
@@ -111,6 +112,12 @@ def _traces(inputs: Inputs) -> Iterator[Target]:
             own_times = option not in ("sharegpt", "sharegpt_multiturn")
             for arrival in ("trace", "poisson") if own_times else ("poisson", "all_at_once"):
                 yield Target(path, "", (*_FAST, f"trace={option}", f"trace.path={PLACE}", f"arrival={arrival}"))
+
+
+def _checkpoints() -> Iterator[Target]:
+    small = ("plots=false", "progress=false", "device=h200", "tensor_parallel_size=8", "trace.num_requests=3")
+    for path in sorted((ROOT / "tests" / "harness" / "config" / "checkpoints").glob("*.json")):
+        yield Target(path, "", (*small, "model=hf", f"model.config={PLACE}"))
 
 
 def _measured(inputs: Inputs) -> Iterator[Target]:

@@ -17,14 +17,16 @@ SHARE_OF_WHOLE_COMMANDS = 0.03
 # Group, option: those that are drawn more often than others of their group.
 _LIGHT = {
     "model": "tiny", "device": "laptop-cpu", "engine": "sim", "cost": "roofline", "trace": "synthetic",
-    "speculation": "none",
+    "speculation": "none", "fleet": "replicas", "router": "round_robin",
 }  # fmt: skip
 # Presets but for sweeps, and for those of the real engine.
 _EXPERIMENTS = ("conversations", "shared_contexts", "starved_pool", "tensor_parallel", "vllm", "vllm_v0", "null")
 _GROUPS = (
     "engine", "trace", "arrival", "model", "device", "scheduler", "speculation", "allocator", "tiers", "cost",
-    "metrics",
+    "metrics", "fleet", "router", "network",
 )  # fmt: skip
+_POOLS = ("{role:serve}", "{role:serve,replicas:2}", "{role:prefill}", "{role:decode,device:h100-80gb,replicas:3}",
+          "{device:laptop-cpu,scheduler:fair,max_num_seqs:4}", "{replicas:0}", "{role:x}", "{}", "3")  # fmt: skip
 _REAL_KINDS = {
     "engine": "cpu", "trace": "synthetic", "arrival": "all_at_once", "cost": "roofline", "trace.prompt": "uniform",
     "trace.output": "uniform",
@@ -147,6 +149,10 @@ def _draw_base(rng: random.Random, inputs: Inputs) -> tuple[list[str], dict[str,
     base += [f"{group}={option}" for group, option in chosen.items()]
     kinds = {group: option.removesuffix("_multiturn") for group, option in chosen.items()}
     base += _trace(rng, chosen["trace"], inputs, kinds)
+    if chosen["allocator"] != "paged" and rng.random() < 0.9:
+        base.append("scheduler.enable_prefix_caching=false")
+    if chosen["fleet"] == "custom":
+        base.append(f"fleet.pools=[{','.join(rng.choices(_POOLS, k=rng.choice((1, 2, 3))))}]")
     if chosen["cost"] == "profiled":
         base.append(f"cost.profile={inputs.profiles[0][1]}")
     elif chosen["cost"] == "roofline" and rng.random() < 0.2:
@@ -175,7 +181,8 @@ def _make_fitting(rng: random.Random, chosen: dict[str, str]) -> None:
 def _option(rng: random.Random, group: str) -> str:
     if group in _LIGHT and rng.random() < 0.5:
         return _LIGHT[group]
-    return rng.choice(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return rng.choice([each for each in found if each != "custom" or group == "fleet" or rng.random() < 0.1])
 
 
 def _trace(rng: random.Random, option: str, inputs: Inputs, kinds: dict[str, str]) -> list[str]:

@@ -281,6 +281,7 @@ def test_a_capacity_is_found_and_its_runs_vanish_or_stay(tmp_path: Path) -> None
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_a_process_of_a_sweep_does_not_run_the_script_that_began_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -273,6 +273,7 @@ def started(folder: Path, command: str, **environment: str) -> subprocess.Comple
 RUN = "$twinserve model=tiny device=laptop-cpu trace.num_requests=5 hydra.run.dir=out"
 
 
+@pytest.mark.long
 def test_a_reader_who_has_gone_and_an_ascii_terminal_cost_no_file(tmp_path: Path) -> None:
     done = started(tmp_path, f"{RUN} | head -1")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("SIMULATED")

@@ -107,9 +107,8 @@ def make_case(
     return Case(shape, q, k, v, k_cache.contiguous(), v_cache.contiguous(), metadata, prefills, decodes)
 
 
-def naive_attention(case: Case, window: int | None = None) -> Tensor:
-    """float32[T, heads, head_dim]: the step's attention, computed in float64 with loops on copies of the caches; of the
-    last `window` tokens only."""
+def naive_attention(case: Case, window: int = 0, sinks: Tensor | None = None) -> Tensor:
+    """float32[T, heads, head_dim]: the step's attention, computed in float64 with loops on copies of the caches."""
     meta, size = case.metadata, case.shape.block_size
     k_cache, v_cache = (x.cpu().double().flatten(0, 1).clone() for x in (case.k_cache, case.v_cache))
     for token, slot in enumerate(meta.slot_mapping.tolist()):
@@ -126,7 +125,8 @@ def naive_attention(case: Case, window: int | None = None) -> Tensor:
             seen = slots[max(0, place + 1 - window) if window else 0 : place + 1]
             for head in range(case.shape.heads if context else 0):
                 scores = k_cache[seen, head // group] @ case.q[token, head].cpu().double() * case.scale
-                out[token, head] = scores.softmax(0) @ v_cache[seen, head // group]
+                weights = scores if sinks is None else torch.cat((scores, sinks[head : head + 1].cpu().double()))
+                out[token, head] = weights.softmax(0)[: len(seen)] @ v_cache[seen, head // group]
             token += 1
     assert token == case.q.shape[0]
     return out.float()

@@ -31,8 +31,10 @@ from triton.compiler import ASTSource
 from experiments import RESULTS, ROOT
 from kernels import activation, decode_step, norm
 from kernels.attention import decode as decode_attention
+from kernels.attention import latent as latent_attention
 from kernels.attention import prefill as prefill_attention
 from kernels.attention.backends import LayerKV
+from kernels.cache import latent_store
 from kernels.cache.kv_store import FP8_DTYPE
 from kernels.cache.rotary_store import HeadNorms, rotary_store
 from kernels.experts import expert_products, moe
@@ -86,7 +88,7 @@ def recorded(capability: int, num_sms: int = 132) -> Iterator[list[Launch]]:
         launches.append(Launch(self._kernel, arguments, constants))
 
     call, limits, has_float8 = Launcher.__call__, decode_attention.device_limits, expert_products.multiplies_float8
-    modules: tuple[Any, ...] = (decode_attention, prefill_attention)
+    modules: tuple[Any, ...] = (decode_attention, prefill_attention, latent_attention)
     experts: Any = expert_products
     Launcher.__call__ = record  # type: ignore[method-assign, assignment]
     for module in modules:
@@ -165,21 +167,49 @@ def empty_kv(dtype: torch.dtype, head_dim: int = 128) -> LayerKV:
     return LayerKV(keys, keys, torch.ones(2, 8) if dtype == FP8_DTYPE else None)
 
 
-def decode(cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Decode attention of 8 sequences with contexts of up to 8,192 tokens and 8 KV heads, in several splits."""
+def decode(
+    cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16, window: int = 0
+) -> None:
+    """Decode attention of 8 sequences with contexts of up to 8,192 tokens and 8 KV heads, in several splits; with a
+    window, also with sinks."""
     q = torch.zeros(8, 8 * group, head_dim, dtype=dtype)
     contexts, tables = torch.zeros(8, dtype=torch.int32), torch.zeros(8, 512, dtype=torch.int32)
-    decode_attention.decode_attention(q, empty_kv(cache, head_dim), contexts, tables, 1.0, 8192)
+    sinks = q[0, :, 0] if window else None
+    decode_attention.decode_attention(
+        q, empty_kv(cache, head_dim), contexts, tables, 1.0, 8192, window=window, sinks=sinks
+    )
 
 
 def prefill(
-    cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16, tokens: int = 8192
+    cache: torch.dtype,
+    head_dim: int = 128,
+    group: int = 2,
+    dtype: torch.dtype = torch.bfloat16,
+    tokens: int = 8192,
+    window: int = 0,
 ) -> None:
-    """Attention of one chunk after a prefix: a chunk of 8,192 tokens takes one split, and short ones take several."""
+    """Attention of one chunk after a prefix: a chunk of 8,192 tokens takes one split, short ones several; with a
+    window, also with sinks."""
     q = torch.zeros(tokens, 8 * group, head_dim, dtype=dtype)
     bounds, contexts = torch.tensor([0, tokens], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     tables = torch.zeros(1, 512, dtype=torch.int32)
-    prefill_attention.prefill_attention(q, empty_kv(cache, head_dim), bounds, contexts, tables, 1.0, tokens, 8192)
+    sinks = q[0, :, 0] if window else None
+    prefill_attention.prefill_attention(
+        q, empty_kv(cache, head_dim), bounds, contexts, tables, 1.0, tokens, 8192, window=window, sinks=sinks
+    )
+
+
+def latent(tokens: int = 1, heads: int = 16) -> None:
+    """Latent attention of DeepSeek-V2-Lite: 8 decodes, or one chunk; and the store of latents."""
+    rows = 8 if tokens == 1 else 1
+    q, latents = (torch.zeros(n, heads, 576, dtype=torch.bfloat16) for n in (rows * tokens, 16))
+    kv = LayerKV(latents[None, :, :1], latents[None, :, :1, :512])
+    bounds, contexts = torch.zeros(rows + 1, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    tables, out = torch.zeros(rows, 512, dtype=torch.int32), torch.zeros(rows * tokens, heads, 512, dtype=q.dtype)
+    latent_attention.latent_attention(q, kv, bounds, contexts, tables, 1.0, tokens, 8192, out)
+    positions, slots = torch.zeros(2, rows * tokens, dtype=torch.int64)
+    parts, weight, table = q[..., 512:], q[0, 0, :512], torch.zeros(64, 64)
+    latent_store.latent_store_triton(parts, q[:, 0], weight, 1e-6, table, positions, kv.keys, slots, q)
 
 
 def norms() -> None:
@@ -258,6 +288,10 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     for head_dim in (64, 256):
         yield f"bf16 cache, head_dim {head_dim}", partial(decode, half, head_dim)
         yield f"bf16 cache, head_dim {head_dim}", partial(prefill, half, head_dim)
+    yield "bf16 cache, window and sinks", partial(decode, half, 64, 8, window=128)
+    yield "bf16 cache, window and sinks", partial(prefill, half, 64, 8, window=128)
+    yield "latents", latent
+    yield "latents", partial(latent, 2048)
     yield "float32", partial(prefill, torch.float32, dtype=torch.float32)
     yield "float32", partial(decode, torch.float32, dtype=torch.float32)
 

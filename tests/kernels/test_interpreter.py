@@ -17,6 +17,7 @@ import numpy as np  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("modules", "loops", "marked"),
     [
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
                 "linear/test_triton_fp8",
                 "experts/test_triton_fp8_experts",
                 "cache/test_rotary_store",
+                "cache/test_latent_store",
             ]
             + ["sampling/test_keep_threshold", "experts/test_moe_routing"],
             False,

@@ -60,8 +60,9 @@ def test_add_rms_norm(triton_device: str, dtype: torch.dtype, width: int) -> Non
 @pytest.mark.parametrize("width", [1, 96, 1500])
 def test_silu_and_mul(triton_device: str, dtype: torch.dtype, width: int) -> None:
     x = torch.randn(3, 2 * width, device=triton_device).to(dtype) * 4
-    expected = activation.silu_and_mul_reference(x.float()).to(dtype)
-    torch.testing.assert_close(activation.silu_and_mul_triton(x), expected, **rounding(dtype))
+    for clamp in (None, activation.Clamp(1.7, 2.0)):
+        expected = activation.silu_and_mul_reference(x.float(), clamp).to(dtype)
+        torch.testing.assert_close(activation.silu_and_mul_triton(x, clamp), expected, **rounding(dtype))
 
 
 @pytest.mark.parametrize(("rows", "block_size"), [(1, 1), (1, 7), (5, 1), (5, 256), (300, 7)])
@@ -145,7 +146,10 @@ def test_fused_moe(
         for shape in ((tokens, hidden), (experts, 2 * width, hidden), (experts, hidden, width))
     )
     logits = torch.randn(tokens, experts, device=triton_device)
-    renormalize = tokens != 5
-    expected = moe.fused_moe_reference(x, logits, w13, w2, top_k, renormalize)
-    got = moe.fused_moe_triton(x, logits, w13, w2, top_k, renormalize)
+    renormalize, biases = tokens != 5, None
+    if tokens in (1, 5):
+        b13, b2 = (torch.randn(experts, size, device=triton_device).to(dtype) for size in (2 * width, hidden))
+        biases = moe.Biases(b13, b2, activation.Clamp(1.7, 1.0))
+    expected = moe.fused_moe_reference(x, logits, w13, w2, top_k, renormalize, biases)
+    got = moe.fused_moe_triton(x, logits, w13, w2, top_k, renormalize, biases)
     torch.testing.assert_close(got, expected, **rounding(dtype))

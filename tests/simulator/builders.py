@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,13 @@ from omegaconf import OmegaConf
 
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import EngineConfig
+from harness.config import ModelConfig as ConfiguredModel
+from harness.engines.resolving.shapes import model_shape
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.decoder import decoder
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import Profile, ProfileMeta
 
@@ -44,20 +49,42 @@ H100 = Device("H100", 81559 << 20, 3.35e12, {"bf16": 989e12, "fp32": 67e12}, 0.8
 SLOW_LINK = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)  # 1 ns a byte
 
 
-def load_model(name: str) -> ModelShape:
+def _fields(name: str) -> dict[str, Any]:
+    fields: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    return dict(fields)
+
+
+def load_model(name: str) -> Model:
     """A model of the configuration, its 16-bit weights in bfloat16."""
-    fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    fields = _fields(name)
     del fields["defaults"]
     quantization = QUANTIZATIONS[fields.get("quantization", "none")]
-    return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2, "quantization": quantization})
+    return decoder(**fields | {"dtype": "bf16", "dtype_bytes": 2, "quantization": quantization})
+
+
+def listed(name: str, quantization: str | None = None) -> Model:
+    """A model of the configuration that lists its blocks; in another format of weights than its own."""
+    config = ConfiguredModel(**{key: value for key, value in _fields(name).items() if key != "defaults"})
+    return model_shape(config, quantization or config.quantization, "auto")
+
+
+def resized(model: Model, **sizes: Any) -> Model:
+    """`model` with other sizes; `sizes` by the keys of the configuration."""
+    kept: dict[str, Any] = {"intermediate_size": 1} | vars(model) | model.sizes | {"blocks": ()}
+    known = inspect.signature(decoder).parameters
+    return decoder(**{key: value for key, value in kept.items() if key in known} | sizes)
 
 
 QWEN, MOE = load_model("qwen3-8b"), load_model("qwen3-30b-a3b")
-WINDOWED = replace(QWEN, sliding_window=1000, num_sliding_layers=20)
+WINDOWED = resized(QWEN, sliding_window=1000, num_sliding_layers=20)
 
 # -- a profile whose times follow simple formulas ---------------------------------------------------------------------
 
-MODEL = ModelShape("test", 3, 64, 4, 2, 16, 128, 1000, False, 4096, "bf16", 2)
+MODEL = decoder(
+    name="test", num_layers=3, hidden_size=64, num_attention_heads=4, num_kv_heads=2, head_dim=16,
+    intermediate_size=128, vocab_size=1000, tie_word_embeddings=False, max_position_embeddings=4096, dtype="bf16",
+    dtype_bytes=2,
+)  # fmt: skip
 LAYERS = MODEL.num_layers
 OPERATORS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 META = ProfileMeta("device", "test", 1, LAYERS, {**dict.fromkeys(OPERATORS, LAYERS), "lm_head": 1})
@@ -142,7 +169,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS = {"num_experts": 2, "num_experts_per_token": 2, "moe_intermediate_size": 32}  # all run, whatever the input
 FAMILIES = {"qwen3": SHAPE, "qwen3_moe": SHAPE | EXPERTS, "llama": SHAPE | {"name": "Llama"}}
-MODEL_SHAPE = ModelShape(**SHAPE | {"dtype": "fp32", "dtype_bytes": 4})
+MODEL_SHAPE = decoder(**SHAPE | {"dtype": "fp32", "dtype_bytes": 4})
 ENGINE = EngineConfig(
     num_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, load_format="random"
 )

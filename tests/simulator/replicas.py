@@ -30,13 +30,23 @@ from simulator.costs.roofline import RooflineCost
 from simulator.fleet import Fleet
 from simulator.gateway import Decoders
 from simulator.handover import Network, Port
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
 from simulator.replica import Replica
 from simulator.transfers import NoTransfers, TransferEngine
+from tests.simulator.builders import MODEL, resized
 from tests.simulator.workloads import Case, make_arrivals, make_trace
 
 ROOFLINE = RooflineCost(
-    ModelShape("m", 4, 256, 8, 4, 32, 768, 2048, False, 4096, "bf16", 2),
+    resized(
+        MODEL,
+        num_layers=4,
+        hidden_size=256,
+        num_attention_heads=8,
+        num_kv_heads=4,
+        head_dim=32,
+        intermediate_size=768,
+        vocab_size=2048,
+    ),
     Device("d", 1 << 30, 1e11, {"bf16": 1e12, "fp32": 1e11}, 0.8, 0.7, 1e9, 1e-5, 1e-4),
 )
 

@@ -86,7 +86,7 @@ class Needs:
         length, is_whole = sequence.num_tokens, limits.checks_full_prompt
         if sequence.host_blocks is not None:
             match, is_parked, is_whole = NO_MATCH, True, True
-        elif sequence.comes_from_elsewhere:
+        elif sequence.request.prefilled_elsewhere:
             match, is_parked, is_whole = blocks.match(sequence), True, True
         elif offload is None:
             match, is_parked = blocks.match(sequence), False

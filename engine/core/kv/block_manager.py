@@ -29,6 +29,7 @@ class BlockManager:
         host: the tier that swapped-out sequences go to; None where none is.
         pool: the blocks, where they are not handed out one by one; then `eviction` is not read.
         offload: the tiers that what leaves the prefix cache goes to, `host` among them; None where it is lost.
+        cached_size: memory of a cached block as a multiple of a held one's (`BlockPool`).
 
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
@@ -45,6 +46,7 @@ class BlockManager:
         host: Tier | None = None,
         pool: Pool | None = None,
         offload: Offload | None = None,
+        cached_size: float = 1.0,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
@@ -56,7 +58,7 @@ class BlockManager:
         self._recomputes_last_block = full_hit == "recompute_block"
         self.index = PrefixIndex() if offload is None else offload.index
         cache = offload or self.index
-        self.pool = pool or make_pool(num_blocks, eviction, evict=cache.remove)
+        self.pool = pool or make_pool(num_blocks, eviction, cache.remove, cached_size)
         self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
         self.take, self.settle = self.pool.take, cache.settle
         self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet

@@ -10,6 +10,11 @@ first; hashed ones least recently used first, a sequence's tail before its head,
 outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first is taken first,
 hashed or not.
 
+A cached block may take more memory than a held one: of layers with a sliding window, a sequence holds the last few
+blocks only, and what it gave back before stays findable until it is taken (vLLM's hybrid manager, where layers with and
+without a window share pages). So cached blocks are limited to a share of the free ones, and the oldest lose their
+content first.
+
 Blocks are freed and taken many at a time, so the queue holds segments: blocks that one release freed, in the order of
 their block table, so that the last goes first. A hit takes blocks out of a segment: they stay in its list, stale, and
 are skipped. A segment of unhashed blocks, which nobody can bring back, is taken as a whole when it is the oldest: what
@@ -18,6 +23,7 @@ is left of it goes next.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from itertools import chain, compress
 
@@ -45,15 +51,18 @@ class BlockPool:
     Args:
         has_one_queue: take free blocks in the order they were freed, hashed or not, instead of unhashed ones first.
         evict: called with blocks that are taken and the hashes under which their content could be found.
+        cached_size: memory of a cached block as a multiple of a held one's.
 
     Attributes:
         num_free: blocks that nobody holds, cached or not.
         num_extra_references: references beyond the first, of all blocks together.
     """
 
-    def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict) -> None:
+    def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict, cached_size: float = 1.0) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self._cached_size = cached_size
+        self._num_cached = 0  # free blocks whose content can be found
         self.num_extra_references = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
@@ -96,6 +105,8 @@ class BlockPool:
         They come in ascending order, as far as they lie together: a CPU reads them faster that way.
         """
         self.num_free -= count
+        if self._cached_size > 1:
+            self._forget_oldest()
         free = self._free
         if count == 1 and free:
             return [free.pop()]
@@ -129,9 +140,12 @@ class BlockPool:
                 continue
             segment_of[block] = None
             self.num_free -= 1
+            self._num_cached -= 1
             segment.num_stale += 1
             if segment.num_stale == len(segment.blocks):
                 del self._queue[segment]
+        if self._cached_size > 1:
+            self._forget_oldest()
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
@@ -159,6 +173,8 @@ class BlockPool:
                 self._free.extend(reversed(private))
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
+        if self._cached_size > 1:
+            self._forget_oldest()
 
     def drop_shared(self, block: int) -> None:
         """Give up one of at least two references to a block."""
@@ -171,13 +187,23 @@ class BlockPool:
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         segment = _Segment(blocks, hashes, offset)
         self._queue[segment] = None
+        self._num_cached += len(blocks)
         segment_of = self._segment_of
         for block in blocks:
             segment_of[block] = segment
 
+    def _forget_oldest(self) -> None:
+        """Drop the content of the oldest cached blocks that the memory of free blocks cannot hold."""
+        while self._num_cached * self._cached_size > self.num_free:
+            oldest = next(segment for segment in self._queue if segment.hashes)
+            excess = math.ceil(self._num_cached - self.num_free / self._cached_size)
+            self._free += self._dequeue_from(oldest, excess)
+
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
-        segment = next(iter(self._queue))
+        return self._dequeue_from(next(iter(self._queue)), count)
+
+    def _dequeue_from(self, segment: _Segment, count: int) -> list[int]:
         queued, segment_of = segment.blocks, self._segment_of
         blocks = queued[-count:]
         del queued[-count:]
@@ -197,6 +223,7 @@ class BlockPool:
         for block in blocks:
             segment_of[block] = None
         if hashes:
+            self._num_cached -= len(hashes)
             self._evict(blocks, hashes)
         return blocks
 
@@ -231,4 +258,6 @@ class BlockPool:
             assert len(valid) == len(left) - segment.num_stale > 0, "stale blocks are miscounted"
             queued |= valid
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
+        assert self._num_cached == len(queued), "cached blocks are miscounted"
+        assert self._num_cached * self._cached_size <= self.num_free, "more is cached than is free"
         return queued | unhashed

@@ -131,8 +131,9 @@ class RankedPool(BlockPool):
         return dict(self._hash)
 
 
-def make_pool(num_blocks: int, eviction: Eviction, evict: Evict) -> Pool:
-    """A pool of `num_blocks` blocks; `evict` is told of cached blocks that are taken."""
+def make_pool(num_blocks: int, eviction: Eviction, evict: Evict, cached_size: float = 1.0) -> Pool:
+    """A pool of `num_blocks` blocks; `evict` is told of cached blocks that are taken. Pools that rank their blocks take
+    no account of `cached_size`."""
     if eviction in ("fifo", "lfu"):
         return RankedPool(num_blocks, by_hits=eviction == "lfu", evict=evict)
-    return BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=evict)
+    return BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=evict, cached_size=cached_size)

@@ -27,7 +27,7 @@ class Parking:
         if sequence.host_blocks is not None:
             num_held = self._num_held(sequence, sequence.num_computed_tokens)
             draft.transfers += swap_in(blocks, sequence, num_held)
-        elif sequence.comes_from_elsewhere:
+        elif sequence.request.prefilled_elsewhere:
             num_computed = sequence.num_tokens - 1
             draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, num_computed))
             sequence.set_computed(num_computed)

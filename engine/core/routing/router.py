@@ -17,11 +17,15 @@ class ServerView(Protocol):
     """What a router knows of a server when a request arrives.
 
     Attributes:
+        number: of the server in its fleet; servers that are down are not among those that a rule sees.
         num_requests: requests that it was sent and that have not ended.
         num_tokens: prompt tokens of these.
         num_waiting, num_running: sequences in its queue and in its batch.
         num_free_blocks, num_blocks: KV blocks that nobody holds, and those of its pool.
     """
+
+    @property
+    def number(self) -> int: ...
 
     @property
     def num_requests(self) -> int: ...

@@ -15,7 +15,7 @@ class SessionAffinity(BaseRouter):
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
         session = request.session
         if session is not None:
-            return max(range(len(servers)), key=lambda server: rank(session, server))
+            return max(range(len(servers)), key=lambda place: rank(session, servers[place].number))
         return least_busy(servers)
 
 

@@ -108,6 +108,7 @@ def give_up_blocks(blocks: BlockManager, victim: Sequence, keeps: Keeps, num_kno
     by the transfers returned.
     """
     victim.num_preemptions += 1
+    victim.request.prefilled_elsewhere = False
     if keeps == "host_copy":
         victim.num_swaps += 1
         return swap_out(blocks, victim)

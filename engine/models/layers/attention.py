@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
-from engine.models.layers.linear import ColumnParallelLinear, RMSNorm, RowParallelLinear, Rows, kv_head_rows
+from engine.models.layers.checkpoint import CheckpointTensor
+from engine.models.layers.linear import (
+    ColumnParallelLinear,
+    Layer,
+    RMSNorm,
+    RowParallelLinear,
+    Rows,
+    kv_head_rows,
+    parameter,
+)
 from engine.models.layers.parallel import TensorParallel
-from engine.models.model_config import Llama3RopeScaling, ModelConfig
+from engine.models.layers.rotary import Rotary
+from engine.models.model_config import ModelConfig
 from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV
 from kernels.cache.rotary_store import HeadNorms, rotary_store, rotary_store_reference
 from kernels.runtime import runs_triton
 
-
-class Rotary(nn.Module):
-    """Rotary position embedding from a float32 table `[max_position_embeddings, head_dim]`, cosines before sines."""
-
-    cos_sin: Tensor
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies)
-        self.register_buffer("cos_sin", torch.cat((angles.cos(), angles.sin()), dim=-1), persistent=False)
-
-
-def rotary_frequencies(head_dim: int, theta: float, scaling: Llama3RopeScaling | None) -> Tensor:
-    """Radians per position of each pair of dimensions, `float32[head_dim / 2]`.
-
-    Llama 3.1's scaling stretches long wavelengths by `factor`, keeps short wavelengths, and interpolates between the
-    two (transformers, `modeling_rope_utils._compute_llama3_parameters`).
-    """
-    frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if scaling is None:
-        return frequencies
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
-
-
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, each `[num_blocks, block_size, kv_heads, head_dim]`."""
+
+
+class Sinks(Layer):
+    """The sinks of this rank's query heads; see AttentionBackend."""
+
+    def __init__(self, name: str, num_heads: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.rows = Rows.shard(f"{name}.sinks", num_heads, tp)
+        self.weight = parameter(self.rows.size)
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        rows = self.rows
+        yield CheckpointTensor(rows.name, (rows.total,), (slice(rows.start, rows.start + rows.size),), self.weight)
 
 
 class Attention(nn.Module):
@@ -55,6 +48,7 @@ class Attention(nn.Module):
         qkv_bias: whether the projections to q, k and v have biases.
         output_bias: whether the output projection has a bias.
         qk_norm: whether q and k are normalised per head.
+        window: see AttentionBackend.
     """
 
     def __init__(
@@ -68,13 +62,16 @@ class Attention(nn.Module):
         qkv_bias: bool,
         output_bias: bool,
         qk_norm: bool,
+        window: int,
     ) -> None:
         super().__init__()
-        assert backend.window == config.sliding_window, "the backend is that of another model"
         self.backend = backend
+        self.window = window
+        self.sinks = Sinks(name, config.num_attention_heads, tp) if config.has_sinks else None
         self.rotary = rotary
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.output_dim = config.head_dim
         self.kv_scales: Tensor | None = None  # set for a float8 cache by engine.runner.cache.kv_scales
         q_size = config.num_attention_heads * config.head_dim
         parts = [Rows.shard(f"{name}.q_proj", q_size, tp)]
@@ -95,7 +92,8 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata, out: Tensor | None = None) -> Tensor:
         """`[T, heads, head_dim]`, which is `out` if given."""
-        return self.backend.forward(q, LayerKV(*cache, self.kv_scales), metadata, self.scale, out)
+        kv, sinks = LayerKV(*cache, self.kv_scales), None if self.sinks is None else self.sinks.weight
+        return self.backend.forward(q, kv, metadata, self.scale, out, self.window, sinks)
 
     def output(self, attended: Tensor) -> Tensor:
         """`[T, heads, head_dim] -> [T, H]`"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,6 +28,7 @@ class CheckpointTensor:
             fills the target.
         scales: where the scales go, if the slice is quantised as it is loaded; None otherwise.
         block: rows and columns that share one of these scales.
+        store: stores the slice in the target, where it is not only copied.
     """
 
     name: str
@@ -38,6 +40,7 @@ class CheckpointTensor:
     is_scale: bool = False
     scales: Tensor | None = None
     block: tuple[int, int] = (1, 1)
+    store: Callable[[Tensor], None] | None = None
 
     def has_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether the tensor may have `shape` in the checkpoint."""
@@ -47,6 +50,9 @@ class CheckpointTensor:
 
     def fill(self, values: Tensor) -> None:
         """Store the slice of the checkpoint."""
+        if self.store is not None:
+            self.store(values)
+            return
         if self.scales is not None:
             values, scales = quantize_weight(values.to(self.target.device), self.block)
             self.scales.copy_(scales)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from engine.models.family_fields import SigmoidRouting
 from engine.models.layers.checkpoint import CheckpointTensor
 from engine.models.layers.fp8 import Fp8Experts
 from engine.models.layers.linear import Layer, parameter
@@ -14,10 +17,37 @@ from engine.models.quantization import Fp8Weights
 from kernels.experts.moe import fused_moe
 
 
+class SigmoidChoice(Layer):
+    """Turns a router's logits into those whose softmax chooses and weighs experts as DeepSeek-V3 does.
+
+    A token's weights are the sigmoids of its choices' logits, divided by their sum: the softmax of the logarithms of
+    these sigmoids, where all other logits are -inf.
+    """
+
+    def __init__(self, name: str, num_experts: int, routing: SigmoidRouting) -> None:
+        super().__init__()
+        self.name = name
+        self.routing = routing
+        self.bias = nn.Parameter(torch.zeros(num_experts, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, logits: Tensor, top_k: int) -> Tensor:
+        """`[T, E] -> float32[T, E]`"""
+        logits = logits.float()
+        scores = (logits.sigmoid() + self.bias).unflatten(1, (self.routing.num_groups, -1))
+        groups = scores.topk(2, -1).values.sum(-1).topk(self.routing.num_used_groups, -1).indices
+        used = torch.zeros_like(scores[..., 0]).scatter_(1, groups, 1.0).bool()
+        chosen = scores.masked_fill(~used.unsqueeze(-1), -torch.inf).flatten(1).topk(top_k, -1).indices
+        return torch.full_like(logits, -torch.inf).scatter_(1, chosen, functional.logsigmoid(logits).gather(1, chosen))
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        shape = (self.bias.shape[0],)
+        yield CheckpointTensor(f"{self.name}.e_score_correction_bias", shape, (slice(None),), self.bias)
+
+
 class Experts(Layer):
     """A mixture of gated MLPs with weights `w13 [E, 2I, H]` (gate rows, then up rows) and `w2 [E, H, I]`.
 
-    The ranks split I, the width of an expert.
+    The ranks split I, the width of an expert. `parts` are the names of gate, up and down in checkpoints.
     """
 
     def __init__(
@@ -28,8 +58,10 @@ class Experts(Layer):
         size: int,
         tp: TensorParallel,
         fp8: Fp8Weights | None = None,
+        parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
+        self.parts = parts
         self.name = name
         self.tp = tp
         self.num_experts = num_experts
@@ -55,9 +87,9 @@ class Experts(Layer):
         share, whole = slice(start, start + self.size), slice(0, hidden)
         for expert in range(self.num_experts):
             name = f"{self.name}.{expert}"
-            for part, first_row in (("gate_proj", 0), ("up_proj", self.size)):
+            for part, first_row in zip(self.parts, (0, self.size), strict=False):
                 yield from _tensors(self.w13, expert, f"{name}.{part}", (total, hidden), (share, whole), first_row)
-            yield from _tensors(self.w2, expert, f"{name}.down_proj", (hidden, total), (whole, share))
+            yield from _tensors(self.w2, expert, f"{name}.{self.parts[2]}", (hidden, total), (whole, share))
 
 
 def _matrices(num_experts: int, rows: int, columns: int, fp8: Fp8Weights | None) -> nn.Parameter | Fp8Experts:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.engine_config import EngineConfig
 from engine.models.blocks import CausalLM
-from engine.models.model_config import ModelConfig
+from engine.models.model_config import ModelConfig, ModelError
 from kernels.attention.backends import AttentionMetadata
 from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE, row_width
 from kernels.cache.kv_store import FP8_DTYPE
@@ -26,18 +26,34 @@ class OutOfMemoryError(RuntimeError):
 
 
 def cache_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """Dtype of the cached keys and values."""
+    """Dtype of the cached keys and values.
+
+    Raises:
+        ModelError: the model has latent attention, whose cache is in the model's dtype only.
+    """
+    if model.latent is not None and config.kv_cache_dtype != "auto":
+        raise ModelError(f"kv_cache_dtype={config.kv_cache_dtype}: not supported for latent attention")
     dtype: torch.dtype = getattr(torch, config.dtype or model.dtype)
     return {"auto": dtype, "fp8": FP8_DTYPE, "int8": INT8_DTYPE, "int4": INT4_DTYPE}[config.kv_cache_dtype]
 
 
 def block_bytes(model: ModelConfig, block_size: int, tensor_parallel_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one KV block on one rank: 2·layers·block_size·kv_heads/TP·row_width·bytes, kv_heads/TP at least 1.
+    """Bytes of one KV block on one rank."""
+    return math.prod(cache_shape(model, 1, block_size, tensor_parallel_size, dtype)) * dtype.itemsize
 
-    The row width is head_dim, but for integers (`kernels.cache.kv_integers`).
+
+def cache_shape(
+    model: ModelConfig, num_blocks: int, block_size: int, tensor_parallel_size: int, dtype: torch.dtype
+) -> tuple[int, ...]:
+    """[layers, 2, num_blocks, block_size, kv_heads/TP, row width], kv_heads/TP at least 1.
+
+    The row width is head_dim, but for integers (`kernels.cache.kv_integers`). Of latent attention, keys and values are
+    one: [layers, 1, num_blocks, block_size, 1, width of a latent], on every rank.
     """
+    if model.latent is not None:
+        return model.num_layers, 1, num_blocks, block_size, 1, model.latent.width
     kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
-    return 2 * model.num_layers * block_size * kv_heads * row_width(model.head_dim, dtype) * dtype.itemsize
+    return model.num_layers, 2, num_blocks, block_size, kv_heads, row_width(model.head_dim, dtype)
 
 
 def num_host_blocks(config: EngineConfig, model: ModelConfig) -> int:
@@ -66,9 +82,8 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A zeroed cache, [layers, 2, num_blocks, block_size, kv_heads, row width]."""
-    kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
-    shape = (model.num_layers, 2, num_blocks, block_size, kv_heads, row_width(model.head_dim, dtype))
+    """A zeroed cache."""
+    shape = cache_shape(model, num_blocks, block_size, tensor_parallel_size, dtype)
     if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
         return _on_huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

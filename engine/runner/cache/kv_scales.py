@@ -8,6 +8,8 @@ checkpoint are not read.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,15 +30,12 @@ class _MeasuringBackend:
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
-        self.window = backend.window
         self.largest: Tensor | None = None
 
-    def forward(
-        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, q: Tensor, kv: LayerKV, *others: Any, **options: Any) -> Tensor:
         """See AttentionBackend.forward."""
         self.largest = torch.stack([x.float().abs().amax(dim=(0, 1, 3)) for x in (kv.keys, kv.values)])
-        return self._backend.forward(q, kv, metadata, scale, out)
+        return self._backend.forward(q, kv, *others, **options)
 
 
 @torch.no_grad()

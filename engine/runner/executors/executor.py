@@ -56,8 +56,9 @@ class Rank:
         if config.device == "cuda" and tp.rank >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise ModelError(f"device='cuda': rank {tp.rank} of {tp.size} has no device, torch finds {count}")
-        fp8 = chosen(model_config.fp8, config.quantization, is_random=config.load_format == "random")
-        model_config = replace(model_config, fp8=fp8)
+        is_random = config.load_format == "random"
+        fp8 = chosen(model_config.fp8, config.quantization, is_random=is_random)
+        model_config = replace(model_config, fp8=fp8, mxfp4=model_config.mxfp4 and not is_random)
         self._config = config
         self._tp = tp
         self._device = torch.device("cuda", tp.rank) if config.device == "cuda" else torch.device("cpu")
@@ -70,7 +71,7 @@ class Rank:
         self._max_model_len = longest_sequence(config, model_config)
         backend = select_backend(
             config.attention_backend, self._device, dtype, model_config.head_dim, config.block_size, self._cache_dtype,
-            model_config.sliding_window,
+            model_config.attention_kind,
         )  # fmt: skip
         self.backend_name = backend.name
         capturable = backend.is_capturable and HAS_TRITON  # PyTorch's sampler and experts synchronise

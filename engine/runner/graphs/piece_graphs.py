@@ -65,8 +65,10 @@ class PieceGraphs:
         device, first = kv_cache.device, self._layers[0].attention
         self._ids, self._positions, self._slots = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
         self._padding = torch.full((max_tokens,), -1, device=device)
-        shape = (2, max_tokens, first.heads[0], first.head_dim)
-        self._queries, self._attended = torch.zeros(shape, dtype=model.norm.weight.dtype, device=device)
+        self._queries, self._attended = (
+            torch.zeros(max_tokens, first.heads[0], width, dtype=model.norm.weight.dtype, device=device)
+            for width in (first.head_dim, first.output_dim)
+        )
 
     def takes(self, num_tokens: int) -> bool:
         """Whether a step of `num_tokens` tokens runs in pieces."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import DocumentError, read_yaml, user_path
 from harness.errors import ConfigError
 
 KEY = "import_vllm"
@@ -44,7 +43,7 @@ def with_config_file(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _flags_of(path: str) -> tuple[list[str], list[str], list[str]]:
     """The model that a file names, if it does, the other words that it stands for, and notes."""
     try:
-        document = read_yaml(Path(path).expanduser())
+        document = read_yaml(user_path(path))
     except DocumentError as error:
         raise ConfigError(f"{KEY}: {_FLAG} {path}: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):

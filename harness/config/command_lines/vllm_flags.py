@@ -1,4 +1,4 @@
-"""The flags of `vllm serve` in vLLM 0.19 that have no key of ours, by what they change.
+"""The flags of `vllm serve` in vLLM 0.9 to 0.19 that have no key of ours, by what they change.
 
 Taken from `vllm/engine/arg_utils.py` and `vllm/entrypoints/openai/cli_args.py` of its wheel.
 """
@@ -9,12 +9,13 @@ from typing import Literal, NamedTuple
 class Flag(NamedTuple):
     """Attributes:
     values: how many values follow it: none (a switch, which `--no-` turns off), one, or many.
-    effect: "none" changes no latency; "times" changes how long steps take, which is not simulated; "refused" changes
+    effect: "none" changes no latency, "past" neither, in the versions before 0.19 that had it; "times" changes how long
+        steps take, which is not simulated; "refused" changes
         what is served or scheduled, so that a simulation without it would be of another server.
     """
 
     values: Literal["none", "one", "many"]
-    effect: Literal["none", "times", "refused"]
+    effect: Literal["none", "past", "times", "refused"]
 
 
 SHORT = {
@@ -41,7 +42,7 @@ SHORT = {
     "-asc": "--api-server-count",
     "-O": "--optimization-level",
 }
-_NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "refused"]], str] = {
+_NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "times", "refused"]], str] = {
     ("none", "none"): """
         aggregate-engine-logging allow-credentials allow-deprecated-quantization cudagraph-metrics
         disable-chunked-mm-input disable-fastapi-docs disable-log-stats disable-uvicorn-access-log
@@ -67,17 +68,22 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
     ("many", "none"): """
         allowed-headers allowed-media-domains allowed-methods allowed-origins api-key collect-detailed-traces
         hf-token ignore-patterns middleware served-model-name""",
+    ("none", "past"): """
+        disable-async-output-proc disable-frontend-multiprocessing disable-log-requests enable-reasoning
+        use-v2-block-manager worker-use-ray""",
+    ("one", "past"): """
+        device guided-decoding-backend max-seq-len-to-capture num-lookahead-slots preemption-mode swap-space""",
     ("none", "times"): """
-        calculate-kv-scales disable-cascade-attn disable-custom-all-reduce enforce-eager kv-sharing-fast-prefill""",
+        calculate-kv-scales disable-cascade-attn disable-custom-all-reduce kv-sharing-fast-prefill""",
     ("one", "times"): """
-        additional-config api-server-count attention-backend attention-config compilation-config
+        additional-config attention-backend attention-config compilation-config
         distributed-executor-backend gdn-prefill-backend kernel-config moe-backend model-impl
         optimization-level override-attention-dtype stream-interval""",
     ("many", "times"): "cudagraph-capture-sizes logits-processors",
     ("none", "refused"): """
         data-parallel-external-lb data-parallel-hybrid-lb disable-hybrid-kv-cache-manager
         disable-nccl-for-dp-synchronization disable-sliding-window enable-dbo enable-elastic-ep enable-ep-weight-filter
-        enable-eplb enable-expert-parallel enable-lora enable-mm-embeds enable-prompt-embeds
+        enable-eplb enable-lora enable-mm-embeds enable-prompt-embeds
         enable-tower-connector-lora fully-sharded-loras headless mm-encoder-only specialize-active-lora""",
     ("one", "refused"): """
         all2all-backend convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
@@ -89,7 +95,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         mamba-ssm-cache-dtype max-cpu-loras max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
         mm-encoder-attn-backend mm-encoder-tp-mode nnodes offload-backend offload-group-size offload-num-in-group
         offload-prefetch-step performance-mode prefill-context-parallel-size runner
-        scheduler-cls ubatch-size video-pruning-rate worker-cls worker-extension-cls""",
+        scheduler-cls task ubatch-size video-pruning-rate worker-cls worker-extension-cls""",
     ("many", "refused"): """
         cpu-offload-params kv-cache-dtype-skip-layers lora-modules lora-target-modules offload-params""",
 }  # fmt: skip
@@ -102,6 +108,7 @@ NEUTRAL = {
     "--cpu-offload-gb": "0",
     "--performance-mode": "balanced",
     "--runner": "generate",
+    "--task": "generate",
 }
 # Checkpoints with the sizes of another one that conf/model has.
 SAME_SIZES = {

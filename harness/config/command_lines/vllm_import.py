@@ -91,9 +91,13 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     notes = list(line.notes)
     if line.values.get("--max-model-len", "").lower() in _FITTING:
         notes.append("--max-model-len auto: the model's own limit, whatever fits into memory")
+    if line.values.get("--enforce-eager") == "true":
+        notes.append("--enforce-eager: no memory for CUDA graphs; what the host's launches take is not simulated")
     if "model" not in given:
         made |= known.named(line.model)
-    made["scheduler"] = "vllm"
+    made |= {"scheduler": "vllm", "frontend": "vllm"}
+    if "--api-server-count" in line.values:
+        made["frontend.processes"] = _number("api_server_count", line.values["--api-server-count"])
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
@@ -107,7 +111,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes += generation_notes(chosen)
     if config := line.values.get("--speculative-config"):
         made |= _speculation(config, known, notes)
-    groups = given & {"model", "speculation"}
+    groups = given & {"model", "speculation", "frontend"}
     kept = {key: v for key, v in made.items() if key not in given and key.partition(".")[0] not in groups}
     return Translation([f"{key}={quoted(value)}" for key, value in kept.items()], notes)
 
@@ -117,7 +121,7 @@ def _numbers(values: Mapping[str, str]) -> dict[str, Any]:
         "max_num_seqs": "${vllm_default:max_num_seqs}",
         "max_num_batched_tokens": "${vllm_default:max_num_batched_tokens}",
         "block_size": 16,
-        "gpu_memory_utilization": 0.9,
+        "gpu_memory_utilization": "${vllm_default:gpu_memory_utilization}",
         "tensor_parallel_size": 1,
         "max_model_len": None,
     }
@@ -204,6 +208,8 @@ def _server(line: Line) -> dict[str, Any]:
         made["cost.profile"] = "+".join(("auto", *of_version, *kernels))
     if size := line.values.get("--max-cudagraph-capture-size"):
         made["engine.max_graph_tokens"] = _number("max_cudagraph_capture_size", size)
+    if line.values.get("--enforce-eager") == "true":
+        made["engine.max_graph_tokens"] = 0
     return made
 
 
@@ -242,8 +248,14 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
 _RATES = "set speculation.acceptance_rate or speculation.acceptance_rates"
 
 
-def _default(key: str, _root_: DictConfig) -> int:
-    """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device."""
+def _default(key: str, _root_: DictConfig) -> float:
+    """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device, or for
+    `gpu_memory_utilization` in the configured version."""
+    if key == "gpu_memory_utilization":
+        try:
+            return vllm_version(_root_.engine.get("vllm_version")).gpu_memory_utilization
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     device = _root_.device
     is_large = device.memory_bytes >= _LARGE_BYTES and "a100" not in device.name.lower()
     num_seqs, num_tokens = (1024, 8192) if is_large else (256, 2048)

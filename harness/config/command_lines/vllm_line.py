@@ -23,6 +23,8 @@ _SWITCHES = (
     "--enable-prefix-caching",
     "--scheduler-reserve-full-isl",
     "--async-scheduling",
+    "--enforce-eager",
+    "--enable-expert-parallel",
 )
 _NUMBERS_AND_NAMES = (
     "--model",
@@ -34,6 +36,7 @@ _NUMBERS_AND_NAMES = (
     "--max-num-batched-tokens",
     "--block-size",
     "--num-gpu-blocks-override",
+    "--api-server-count",
     "--kv-cache-memory-bytes",
     "--hf-overrides",
     "--override-generation-config",
@@ -47,7 +50,11 @@ _NUMBERS_AND_NAMES = (
     "--speculative-config",
     "--max-cudagraph-capture-size",
 )
-_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm-openai:v?(\d+\.\d+(?:\.\d+)?)(?:[-.\w]*)")
+_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm-openai(?::v?(?:(\d+\.\d+(?:\.\d+)?)[-.\w]*|[a-zA-Z][-.\w]*))?(?:@[\w:]+)?")
+_SERVER_MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
+# Of the shell: what starts a command, and what ends it or sends its output elsewhere.
+_STARTERS = ("nohup", "sudo", "exec", "time", "env", "uv", "run")
+_ENDS = re.compile(r"[|&;]{1,2}|\d?>.*|&>.*")
 # Of docker: `-e NAME=value` before the image.
 _VARIABLE_FLAGS = ("-e", "--env")
 _KERNELS = {"VLLM_MXFP4_USE_MARLIN=1": "marlin", "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1": "mxfp4_mxfp8"}
@@ -102,7 +109,9 @@ def read_line(command: str) -> Line:
             raise ConfigError(f"{KEY}: {shown}: not simulated, and it changes what is served; leave it out to go on")
     if variables:
         notes.append(f"{', '.join(variables)}: environment variables are not simulated; they may change what is served")
-    for effect, text in (("times", "not simulated; it may change the times of steps"), ("none", "left out")):
+    texts = {"times": "not simulated; it may change the times of steps", "none": "left out",
+             "past": "of versions of vLLM before 0.19, left out"}  # fmt: skip
+    for effect, text in texts.items():
         if names := [name for name in others if OTHERS[name].effect == effect]:
             notes.append(f"{', '.join(names)}: {text}")
     return Line(model, values, notes, version, kernels)
@@ -115,20 +124,23 @@ def _words(command: str) -> tuple[list[str], str | None, list[str]]:
         words = shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise ConfigError(f"{KEY}: not a command line ({error})") from None
-    words = words[1:] if words[:1] == ["env"] else words
-    variables = list(takewhile(lambda word: re.fullmatch(r"\w+=.*", word, re.DOTALL), words))
-    words = words[len(variables) :]
+    words = list(takewhile(lambda word: not _ENDS.fullmatch(word), words))
+    before = list(takewhile(lambda word: word in _STARTERS or re.fullmatch(r"\w+=.*", word, re.DOTALL), words))
+    variables = [word for word in before if word not in _STARTERS]
+    words = words[len(before) :]
     if any(each in _OTHER_ENGINE for each in variables):
         raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for vLLM's engine V0, which 0.19 has no more")
     if words[:2] == ["vllm", "serve"]:
         return variables, None, words[2:]
-    if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
-        return variables, None, words[3:]
+    modules = [at for at, pair in enumerate(pairwise(words)) if list(pair) == _SERVER_MODULE]
+    if modules and words[0].startswith("python"):
+        return variables, None, words[modules[0] + 2 :]
     images = [at for at, word in enumerate(words) if _IMAGE.fullmatch(word)]
     if words[:1] == ["docker"] and images:
         own, image = words[: images[0]], _IMAGE.fullmatch(words[images[0]])
         variables += [after for flag, after in pairwise(own) if flag in _VARIABLE_FLAGS]
-        return variables, image[1] if image else None, words[images[0] + 1 :]
+        rest = words[images[0] + 1 :]
+        return variables, image[1] if image else None, rest[2:] if rest[:2] == ["vllm", "serve"] else rest
     raise ConfigError(f"{KEY}: {command!r}: must be a command line that starts with vllm serve")
 
 

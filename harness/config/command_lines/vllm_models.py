@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import DocumentError, read_yaml, user_path
 from harness.config.command_lines.vllm_flags import SAME_SIZES
 from harness.config.command_lines.vllm_line import KEY
 from harness.config.schema.reader import nearest
@@ -34,8 +35,7 @@ class KnownModels:
             raise ConfigError(
                 f"{KEY}: the command names no model; write vllm serve <model>, or give model=... beside it"
             )
-        path = Path(name).expanduser()
-        if path.is_dir() or path.is_file():
+        if os.path.exists(user_path(name)):  # False for names that no file can have
             return {"model": "hf", "model.config": name}
         options = self._options.items()
         models = {data["name"]: stem for stem, data in options if isinstance(data.get("name"), str)}
@@ -66,12 +66,18 @@ class KnownModels:
         found = {}
         for path in (path for folder in self._folders for path in sorted((folder / "model").glob("*.yaml"))):
             try:
-                data = read_yaml(path)
+                data = _read(path, path.stat().st_mtime_ns)
             except DocumentError as error:
                 raise ConfigError(f"{path}: {error}") from None
             if isinstance(data, dict):
                 found[path.stem] = data
         return found
+
+
+@lru_cache(maxsize=512)
+def _read(path: Path, changed_ns: int) -> Any:
+    """The option in a file, read again when the file has changed: all files take longer than the rest of a line."""
+    return read_yaml(path)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -38,6 +38,8 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     words += ["--tensor-parallel-size", config.tensor_parallel_size]
     if config.pipeline_parallel_size > 1:
         words += ["--pipeline-parallel-size", config.pipeline_parallel_size]
+    if config.data_parallel_size > 1:
+        words += ["--data-parallel-size", config.data_parallel_size, "--enable-expert-parallel"]
     words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]
@@ -60,6 +62,8 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     words += ["--no-enable-prefix-caching"] * (not scheduler.enable_prefix_caching)
     words += ["--no-scheduler-reserve-full-isl"] * (scheduler.admission == "first_chunk")
     words += ["--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling"]
+    if config.frontend.processes > 1:
+        words += ["--api-server-count", config.frontend.processes]
     if hands_over:
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     if drafts := _drafts(config):

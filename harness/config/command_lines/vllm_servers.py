@@ -10,6 +10,7 @@ from harness.config.command_lines.vllm_line import KEY
 from harness.errors import ConfigError
 
 _RANKS, _STAGES, _TRANSFER = "--data-parallel-size", "--pipeline-parallel-size", "--kv-transfer-config"
+_EXPERTS = "--enable-expert-parallel"
 
 
 def servers(
@@ -31,17 +32,32 @@ def servers(
     if (stages := int(number("pipeline_parallel_size", values.get(_STAGES, "1")))) > 1:
         made |= {"pipeline_parallel_size": stages, "scheduler.async_scheduling": False}
         notes.append(f"{_STAGES}: the steps of a lane are not planned ahead, with scheduler.async_scheduling=false")
-    if (ranks := int(number("data_parallel_size", values.get(_RANKS, "1")))) > 1:
-        if has_experts() is not False:
-            raise ConfigError(
-                f"{KEY}: {_RANKS} {ranks}: ranks that share experts step together, which is not simulated; leave it "
-                "out to go on"
-            )
-        made |= {"replicas": ranks, "router": "vllm_balancer"}
+    ranks, shares_out = int(number("data_parallel_size", values.get(_RANKS, "1"))), values.get(_EXPERTS) == "true"
+    if ranks > 1:
+        made |= _ranks(ranks, has_experts(), shares_out=shares_out)
         notes.append(f"{_RANKS}: each rank is a server of its own, behind vLLM's balancer")
+        if shares_out:
+            notes.append(f"{_RANKS}: ranks do not plan ahead, with scheduler.async_scheduling=false")
+    elif shares_out:
+        raise ConfigError(
+            f"{KEY}: {_EXPERTS}: not simulated without {_RANKS}, and it changes what is served; leave it out to go on"
+        )
     if _TRANSFER in values:
         notes.append(_one_side(values[_TRANSFER]))
     return made
+
+
+def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[str, Any]:
+    """Keys of ours for data-parallel ranks: servers of their own or, if they share out experts, that step together."""
+    made = {"router": "vllm_balancer"}
+    if has_experts is False:
+        return {**made, "replicas": ranks}
+    if not shares_out:
+        raise ConfigError(
+            f"{KEY}: {_RANKS} {ranks}: ranks that share the experts' matrices are not simulated; add {_EXPERTS}, or "
+            "leave it out to go on"
+        )
+    return {**made, "data_parallel_size": ranks, "expert_parallel": True, "scheduler.async_scheduling": False}
 
 
 def _one_side(text: str) -> str:

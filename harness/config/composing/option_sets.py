@@ -20,9 +20,11 @@ from pydantic import BaseModel
 
 from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.base import CustomConfig
+from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import ApartConfig, PoolConfig, RouterConfig, RuleConfig
+from harness.config.schema.model import ModelConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
-from harness.config.schema.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.schema.system import RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
 from harness.config.schema.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
 
@@ -43,6 +45,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "disk_tier": ("tiers.disk", DiskTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
+    "openai_engine": ("engine=openai", OpenAIEngine),
     "every_trace": ("every trace", EveryTrace),
     "trace_file": ("trace=azure, mooncake, burstgpt, bailian, servegen, baseten", FileTrace),
     "own_file": ("trace=csv, jsonl", ColumnsTrace),

@@ -8,7 +8,8 @@ from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Fraction, Text, within
-from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig, WeightFormat
+from harness.config.schema.model import ModelConfig, WeightFormat
+from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
 from simulator.handover import Role
 
@@ -75,6 +76,28 @@ class NetworkConfig(ConfigModel):
     name: Text = "RDMA 400 Gbit/s"
     bandwidth: Annotated[float, within("link_bandwidth")] = 46e9
     latency_s: Annotated[float, Field(ge=0, le=10)] = 1e-3
+
+
+class FrontEndConfig(ConfigModel):
+    """What requests cost before an engine sees them; in simulation only.
+
+    Attributes:
+        kind: none, clients call the engine; vllm, its API server, by the version of vLLM.
+        endpoint: chat, which renders a template; or completions.
+        request_ms: work of the process for each request; null takes that of the version, and so on.
+        prompt_token_us: the same for each token of a prompt.
+        latency_ms: mean time from client to engine beside that work.
+        latency_spread: of it; 0.5 for 0.5 to 1.5 times the mean, all as likely.
+        processes: of each server, as --api-server-count.
+    """
+
+    kind: Literal["none", "vllm"] = "none"
+    endpoint: Literal["chat", "completions"] = "chat"
+    request_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    prompt_token_us: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    latency_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    latency_spread: Annotated[float, Field(ge=0, le=1)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class PoolConfig(ConfigModel):
@@ -198,6 +221,41 @@ def check_stages(
     }
     if num_stages > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
         raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
+
+
+def check_ranks(
+    num_ranks: int,
+    num_gpus: int,
+    model: ModelConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    cost: CostConfig,
+    *,
+    shares_out: bool,
+    steps_alone: bool,
+) -> None:
+    """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
+
+    They are on `num_gpus` in all; `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
+    """
+    if num_ranks == 1 and shares_out:
+        raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
+    counts = model.expert_counts
+    shared = ", ".join(map(str, counts))
+    obstacles = {
+        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not counts,
+        "ranks that share the experts' matrices are not simulated; use expert_parallel=true": not shares_out,
+        f"its {num_gpus} GPUs must share out the {shared} experts of {model.name}": any(
+            count % num_gpus for count in counts
+        ),
+        f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
+        "needs fleet=replicas, pipeline_parallel_size=1 and speculation=none": not steps_alone,
+        "ranks do not plan ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
+        "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
+        f"cost={cost.kind} does not tell what experts take; use cost=roofline": cost.kind in ("linear", "custom"),
+    }
+    if num_ranks > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
+        raise ValueError(f"data_parallel_size={num_ranks}: {found}")
 
 
 def check_pools(

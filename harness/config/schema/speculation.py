@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from engine.prompt_lookup import NgramOptions
 from harness.config.schema.base import ConfigModel, Text, check_ranges, within
-from harness.config.schema.system import EngineConfig, ModelConfig, SchedulerConfig
+from harness.config.schema.model import ModelConfig
+from harness.config.schema.system import EngineConfig, SchedulerConfig
 from simulator.acceptance import check_rates
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -137,8 +138,5 @@ def check_fits(
         )
     if config.kind == "draft_model" and (drafter := config.drafter) is not None:
         size = tensor_parallel_size
-        if drafter.num_attention_heads % size or not drafter.shares_out(size):
-            raise ValueError(
-                f"speculation.drafter: its {drafter.num_attention_heads} attention heads and {drafter.num_kv_heads} KV "
-                f"heads do not share out among tensor_parallel_size={size} ranks"
-            )
+        if wrong := drafter.shares_out(size):
+            raise ValueError(f"speculation.drafter: tensor_parallel_size={size} {wrong} of the drafter")

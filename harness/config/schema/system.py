@@ -13,10 +13,9 @@ from harness.config.schema.base import (
     check_ranges,
     within,
 )
+from harness.config.schema.endpoint import OpenAIEngine
 from simulator.vllm_versions import vllm_version
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
@@ -31,10 +30,11 @@ class SimEngine(ConfigModel):
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
         vllm_version: of the vLLM that is predicted, such as 0.11.0; null is the newest. It decides asynchronous
             scheduling with scheduler=vllm, the memory account, and the kernels of profiles that come with the project.
-        memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
-            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0); null takes that of vllm_version.
-        max_graph_tokens: tokens of the largest CUDA graph, null for vLLM's choice by max_num_seqs; of profiles that
-            come with the project.
+        memory_account: what is held beside weights and KV blocks: as in vLLM since 0.20 (vllm), which sets memory for
+            CUDA graphs apart, in 0.17 to 0.19 (vllm_0.17), in 0.9 to 0.16 (vllm_0.9), whose sampler sorts all logits,
+            or in an early one (vllm_v0); null takes that of vllm_version.
+        max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
+            of the memory account and of profiles that come with the project.
     """
 
     kind: Literal["sim"] = "sim"
@@ -43,8 +43,8 @@ class SimEngine(ConfigModel):
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     vllm_version: Text | None = None
-    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] | None = None
-    max_graph_tokens: Annotated[int, within("num_tokens")] | None = None
+    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0"] | None = None
+    max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
 
     @model_validator(mode="after")
     def _check_version(self) -> Self:
@@ -86,104 +86,7 @@ class CpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigMod
     kind: Literal["cpu"] = "cpu"
 
 
-EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator="kind")]
-
-
-class ModelConfig(ConfigModel):
-    """Shape of a decoder-only transformer with grouped-query attention and a gated MLP, dense or mixture of experts.
-
-    Sizes are counts of elements.
-
-    Attributes:
-        name: of the model on Hugging Face.
-        num_layers: decoder layers.
-        hidden_size: width of the activations between layers.
-        num_attention_heads: query heads of a layer.
-        num_kv_heads: heads of keys and values of a layer; divides the number of query heads.
-        head_dim: width of a head.
-        intermediate_size: width of the dense MLP.
-        vocab_size: tokens of the vocabulary.
-        tie_word_embeddings: whether the output uses the weights of the input embedding.
-        max_position_embeddings: longest context in tokens.
-        dtype: of weights, activations and KV cache.
-        num_experts: 0 means a dense MLP of intermediate_size; with experts every layer's MLP is this many gated MLPs.
-        num_experts_per_token: experts that a token uses.
-        moe_intermediate_size: width of an expert.
-        learned_positions: length of a table of position embeddings; in simulation only.
-        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
-        num_sliding_layers: layers that attend to sliding_window tokens.
-        qk_norm: whether each head of query and key is normed.
-        extra_layer_parameters: of a layer, beside its matrices, two norms of hidden_size, and norms of a query and a
-            key head: biases and other norms.
-        quantization: format of the published weights (simulator/models/weight_formats.py); the top-level key of that
-            name can ask for another one.
-        kv_cache_dtype: of the KV cache that the published checkpoint asks for: auto (the model's dtype) or fp8;
-            engine.kv_cache_dtype can ask for another one.
-        ignored_keys: keys of the file of model.config that are not understood.
-    """
-
-    name: Text
-    num_layers: Annotated[int, within("num_layers")]
-    hidden_size: Annotated[int, within("hidden_size")]
-    num_attention_heads: Annotated[int, within("num_attention_heads")]
-    num_kv_heads: Annotated[int, within("num_kv_heads")]
-    head_dim: Annotated[int, within("head_dim")]
-    intermediate_size: Annotated[int, within("intermediate_size")]
-    vocab_size: Annotated[int, within("vocab_size")]
-    tie_word_embeddings: bool
-    max_position_embeddings: Annotated[int, within("max_position_embeddings")]
-    dtype: Dtype
-    num_experts: Annotated[int, within("num_experts")] = 0
-    num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
-    moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
-    learned_positions: Annotated[int, within("learned_positions")] = 0
-    sliding_window: Annotated[int, within("sliding_window")] = 0
-    num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
-    qk_norm: bool = False
-    extra_layer_parameters: Annotated[int, within("extra_layer_parameters")] = 0
-    quantization: WeightFormat = "none"
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    ignored_keys: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-
-    def shares_out(self, size: int) -> bool:
-        """Whether `size` ranks can share its KV heads; ranks beyond their number hold copies."""
-        return self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
-
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes of one weight or KV-cache element."""
-        return 4 if self.dtype == "float32" else 2
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        if self.num_attention_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={self.num_kv_heads}: must divide num_attention_heads={self.num_attention_heads}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
-        sizes = (self.num_experts, self.num_experts_per_token, self.moe_intermediate_size)
-        if any(sizes) and not all(sizes):
-            raise ValueError(
-                f"num_experts={self.num_experts}: num_experts_per_token and moe_intermediate_size must be >= 1 with "
-                "experts, and all three 0 without"
-            )
-        if self.num_experts_per_token > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_token={self.num_experts_per_token}: must be <= num_experts={self.num_experts}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_windows(self) -> Self:
-        if bool(self.sliding_window) != bool(self.num_sliding_layers) or self.num_sliding_layers > self.num_layers:
-            raise ValueError(
-                f"num_sliding_layers={self.num_sliding_layers}: must be from 1 to num_layers={self.num_layers} with a "
-                "sliding_window, and 0 without"
-            )
-        return self
+EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine | OpenAIEngine, Field(discriminator="kind")]
 
 
 class DeviceConfig(ConfigModel):
@@ -201,6 +104,8 @@ class DeviceConfig(ConfigModel):
         link_latency_s: fixed time of one all-reduce.
         step_overhead_s: time of the host for one engine step.
         multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
+        shares_kv_reads: whether the query heads of a KV head read it once in steps with prompts, too; false where each
+            reads it for itself, as FlashAttention 2 does on A100.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
     `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
@@ -217,6 +122,7 @@ class DeviceConfig(ConfigModel):
     link_latency_s: Annotated[float, within("link_latency_s")]
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    shares_kv_reads: bool = True
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
     price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
     tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None

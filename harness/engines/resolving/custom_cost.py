@@ -6,7 +6,8 @@ from harness.config import CustomCost
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from simulator.costs.cost import CostModel
-from simulator.models.hardware import Device, ModelShape
+from simulator.models.hardware import Device
+from simulator.models.model import Model
 from simulator.system import MakeCost
 
 _KEY = "cost.target"
@@ -18,7 +19,7 @@ def maker_of(cost: CustomCost) -> MakeCost:
     It raises ConfigError where the function fails, is named by a stored configuration only, or returns no cost model.
     """
 
-    def make(model: ModelShape, device: Device, tensor_parallel_size: int) -> CostModel:
+    def make(model: Model, device: Device, tensor_parallel_size: int) -> CostModel:
         function = find(_KEY, cost.target)
         with errors_of(_KEY, cost.target):
             made: CostModel = function(

@@ -6,19 +6,28 @@ from typing import Any
 
 from harness.config import RunConfig, SimEngine
 from harness.errors import ConfigError
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import DeviceTooSmallError, KVPool, fill_kv_pool, size_kv_pool
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import KVPool, kv_formula
+from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
+from simulator.models.model import Model
+from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
 from simulator.vllm_versions import vllm_version
 
 
-def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, device: Device) -> KVPool:
+def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Device) -> KVPool:
     """The KV pool of one rank: as configured, or what the device's memory leaves."""
     if config.num_blocks is not None:
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         if drafter is not None:
             block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(config.num_blocks, config.block_size, block_bytes, has_drafter=drafter is not None)
+        return KVPool(
+            config.num_blocks,
+            config.block_size,
+            block_bytes,
+            has_drafter=drafter is not None,
+            formula=kv_formula(model),
+        )
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     limits: Any = {
         "block_size": config.block_size,
@@ -33,6 +42,7 @@ def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, de
         else:
             share = config.gpu_memory_utilization
             account = config.engine.memory_account or vllm_version(config.engine.vllm_version).memory_account
+            limits["num_graphs"] = count_graphs(config.max_num_seqs, config.engine.max_graph_tokens)
             pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
         given = config.kv_cache_memory_bytes

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
@@ -18,15 +19,19 @@ from harness.engines.resolving.shapes import contiguous_rule, device_rates, mode
 from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
+from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.models.hardware import ModelShape
-from simulator.models.memory import KVPool
-from simulator.models.weight_formats import UnsupportedQuantizationError
+from simulator.models.kv_pool import KVPool
+from simulator.models.model import Model
+from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
 from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.weight_only import is_widened, widened
 from simulator.system import CostChoice, System
-from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_version
+from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
+
+_NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 
 
 def resolve(config: RunConfig) -> System:
@@ -53,6 +58,7 @@ def resolve(config: RunConfig) -> System:
         scheduler=_plain(config.scheduler),
         pool=pool,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
         tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
@@ -61,7 +67,11 @@ def resolve(config: RunConfig) -> System:
         max_lookahead_steps=engine.max_lookahead_steps,
         speculation=resolve_speculation(config.speculation, config.seed),
         draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
+        front_end=_front_end(config),
     )
+    if model.state_bytes() and system.scheduler.enable_prefix_caching:
+        scheduler = replace(system.scheduler, enable_prefix_caching=False)
+        system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
     system = _priced(system, engine.max_graph_tokens)
     if drafter is not None:
         own = _drafting(system, drafter)
@@ -75,7 +85,27 @@ def pool_of(config: RunConfig) -> KVPool:
     """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
     model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     stage = largest_stage(model, config.pipeline_parallel_size)
+    if config.data_parallel_size > 1:
+        stage = model.of_rank(config.data_parallel_size)
     return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
+
+
+def _front_end(config: RunConfig) -> FrontEndTimes | None:
+    """What requests cost before the engine: as given, and else as of the version of vLLM."""
+    given = config.frontend
+    if given.kind == "none":
+        return None
+    assert isinstance(config.engine, SimEngine)
+    renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
+    found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
+    times: dict[str, Any] = {
+        "request_ns": given.request_ms and round(1e6 * given.request_ms),
+        "prompt_token_ns": given.prompt_token_us and 1e3 * given.prompt_token_us,
+        "latency_ns": given.latency_ms and round(1e6 * given.latency_ms),
+        "spread": given.latency_spread,
+        "processes": given.processes,
+    }
+    return found._replace(**{name: value for name, value in times.items() if value is not None})
 
 
 def _plain(options: SchedulerOptions) -> SchedulerOptions:
@@ -83,7 +113,7 @@ def _plain(options: SchedulerOptions) -> SchedulerOptions:
     return SchedulerOptions(**{field.name: getattr(options, field.name) for field in fields(SchedulerOptions)})
 
 
-def _drafter_shape(config: RunConfig) -> ModelShape | None:
+def _drafter_shape(config: RunConfig) -> Model | None:
     """The model that drafts, with weights of its own format."""
     drafter = getattr(config.speculation, "drafter", None)
     if drafter is None:
@@ -108,6 +138,9 @@ def _cost_choice(config: RunConfig) -> CostChoice:
 def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
     roofline instead."""
+    if system.data_parallel_size > 1 and system.cost.kind == "profiled":
+        note = "no measured times of experts over ranks come with the project: step times are from the roofline"
+        system = replace(system, cost=CostChoice("roofline"), notes=(note,))
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
             system = _with_profile(system, max_graph_tokens)
@@ -134,12 +167,17 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         if system.cost.source != AUTO:
             _check_kernels(kernels, found)
         return replace(system, profile=found)
+    if gpu and is_widened(model, device.flops):
+        plain = replace(model, quantization=NONE)
+        if found := find_profile(gpu, plain, ranks, system.max_num_seqs, kernels, max_graph_tokens):
+            note = f"products of weights in {model.weight_format} are those measured in 16 bits, which read fewer bytes"
+            return replace(system, profile=widened(found, model, ranks), notes=(*system.notes, note))
     note = (
         f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
         "project: step times are from the roofline of the device's rates"
     )
     _check_arithmetic(system)
-    return replace(system, cost=CostChoice("roofline"), notes=(note,))
+    return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
 
 
 def _comes_along(source: str | None) -> bool:
@@ -170,13 +208,13 @@ def _errors_of(cost: CostChoice) -> Iterator[None]:
 def _check_arithmetic(system: System) -> None:
     """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
     try:
-        for quantization in (system.model.attention_quantization, system.model.quantization):
-            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+        for part in {weights.part for _, weights in system.model.matrices()}:
+            system.model.format_of(part).products(system.model.dtype, system.device.flops, system.device.name)
     except UnsupportedQuantizationError as error:
         raise ConfigError(str(error)) from None
 
 
-def _drafting(system: System, drafter: ModelShape) -> System:
+def _drafting(system: System, drafter: Model) -> System:
     """The system that prices the drafter: without the host's overhead, which counts once per step; by a profile only if
     one comes with the project, since another one is of the model that verifies."""
     device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)

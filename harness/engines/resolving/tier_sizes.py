@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.core.scheduler_options import OffloadOptions
 from harness.config import TiersConfig
 from harness.errors import ConfigError
-from simulator.models.memory import GIB, KVPool
+from simulator.models.kv_pool import GIB, KVPool
 from simulator.quantities import MAX_BLOCKS
 from simulator.tiers import Tiers
 

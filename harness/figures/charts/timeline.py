@@ -14,6 +14,7 @@ from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
 from harness.figures.subtitles import run_subtitle
 from harness.results.servers import levels, step_integral
+from harness.results.staffing import server_levels
 from harness.results.tables import Floats, RunResult, slot_uses
 
 _MAX_BINS = 240
@@ -150,6 +151,11 @@ def _engine_state(result: RunResult, summary: Mapping[str, Any], bins: _Bins, pl
     full = Mark("whole pool", "y", 100.0) if peaks["used"] > _NEAR else None
     found.append(panel("KV cache in use", f"peak {peaks['used']:.1%}", "% of blocks", 100 * bins.mean(used), 3, full))
     found += _waste(result, summary, bins, plot)
+    if (servers := server_levels(result)) is not None:
+        paid = np.diff(servers[1].integral(bins.edges)) / bins.width
+        cost = summary.get("cost")
+        note = f"{servers[1].values.max():,.0f} at most" + ("" if cost is None else f", ${cost:,.2f} in all")
+        found.append(panel("Servers paid for", note, "servers", paid, 6))
     if preempted.any():
         per_s = bins.total(preempted) / bins.width
         found.append(panel("Preemptions", f"{preempted.sum():,} in all", "per s", per_s, 7))

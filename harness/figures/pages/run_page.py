@@ -155,15 +155,15 @@ def _against_limit(summary: Mapping[str, Any], name: str, limit: float) -> str:
 
 def _question(summary: Mapping[str, Any], config: Mapping[str, Any], limits: Mapping[str, float]) -> str:
     requests = f"{count(summary.get('num_prompts') or 0, 'request')} of the trace {summary.get('trace')}"
-    seats = config.get("max_num_seqs")
+    policy = summary.get("policy")
+    seats = config.get("max_num_seqs") if policy else None
     with_what = [
-        f"the {summary.get('policy')} scheduler",
-        f"blocks of {summary['block_size']} tokens",
+        *([f"the {policy} scheduler", f"blocks of {summary['block_size']} tokens"] if policy else []),
         *([f"at most {count(seats, 'sequence')} at once"] if seats else []),
     ]
     asked = (
         f"How does {summary.get('model') or 'a model'} on {device_text(summary)} serve {requests}, "
-        f"{arrival_text(config)}, with {', '.join(with_what)}"
+        f"{arrival_text(config)}{', with ' if with_what else ''}{', '.join(with_what)}"
     )
     return asked + (f"? Is {slo_text(limits, tail_of(summary))}?" if limits else "?")
 
@@ -241,7 +241,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         for key, name in (("arrival_window_s", "of arrivals"), ("ramp_up_s", "ramp-up"), ("drain_s", "drain"))
         if is_known(summary.get(key))
     ]
-    preempted = f"{summary.get('preemptions') or 0:,}, {summary.get('recomputed_tokens') or 0:,} tokens recomputed"
+    preempted = f"{_shown(summary, 'preemptions')}, {_shown(summary, 'recomputed_tokens')} tokens recomputed"
     batch = f"{_shown(summary, 'mean_batch_size')} sequences and {_shown(summary, 'mean_batch_tokens')} tokens"
     return [
         ("Throughput", f"{_shown(summary, 'request_throughput')} requests/s · {total}"),
@@ -249,7 +249,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Time", " · ".join([f"{_shown(summary, 'duration')} s", *phases])),
         ("Prefix cache", f"{percent(summary.get('prefix_cache_hit_rate'))} of prompt tokens found"),
         ("Preemptions", preempted),
-        ("Steps", f"{summary.get('num_steps') or 0:,} · mean {batch}"),
+        ("Steps", f"{_shown(summary, 'num_steps')} · mean {batch}"),
         ("Cost model", str(summary.get("cost_model") or summary.get("cost_source") or "unknown")),
         *([("KV pool", str(summary["kv_pool"]).removeprefix("KV pool: "))] if summary.get("kv_pool") else []),
     ]

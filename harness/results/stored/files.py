@@ -35,9 +35,10 @@ VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
-_FLAGS, _COUNTS = {"complete", "simulated", "open_loop"}, {"block_size", "num_blocks"}
+_FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
-_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths", "servers"}
+_LISTS = ("notes", "servers", "server_counts")
+_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths", "servers", "server_counts"}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
     "allocator", "router", "kv_pool", "cost_source", "cost_model", "vllm_command", "ended_early", "verdict",
@@ -103,7 +104,7 @@ def _fits(key: str, value: Any) -> bool:
     if key in _COUNTS:
         return (type(value) is int and value >= 1) or (value is None and key == "num_blocks")
     if key in _NESTED:
-        return value is None or isinstance(value, list if key in ("notes", "servers") else dict)
+        return value is None or isinstance(value, list if key in _LISTS else dict)
     if key == "pools":
         return value is None or (isinstance(value, list) and all(map(_is_pool, value)))
     if key in _TEXTS:

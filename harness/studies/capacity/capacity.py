@@ -20,7 +20,8 @@ from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from harness.results.summary import number
-from harness.studies.capacity.keys import load_of, searched_key, unit_of, with_load, with_values
+from harness.studies.capacity.fewest import fewest_row, fewest_sentence, find_fewest
+from harness.studies.capacity.keys import counts_servers, load_of, searched_key, unit_of, with_load, with_values
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
 from harness.studies.capacity.probe import Probe
 from harness.studies.capacity.row import Row, confirmation_text, room_of, row_of, row_sentence, slo_of, slo_text
@@ -55,9 +56,14 @@ def find(
     """
     key, console = searched_key(config), console or Console(quiet=True)
     found = search(config, folder, console)
-    row = row_of(config, found, *_named(given))
-    sentences = [row_sentence(row, key, slo_of(config), config.capacity)]
-    if config.capacity.confirm and found.estimate is not None and confirms:
+    if counts_servers(key):
+        row = fewest_row(config, found, *_named(given))
+        sentences = [fewest_sentence(row, slo_of(config))]
+        config = with_load(config, key, row["capacity"] or load_of(config, key))
+    else:
+        row = row_of(config, found, *_named(given))
+        sentences = [row_sentence(row, key, slo_of(config), config.capacity)]
+    if config.capacity.confirm and row["capacity"] is not None and confirms:
         row["confirmed"] = confirm(config, row["low"], folder, console)
         sentences.append(confirmation_text(row["confirmed"], key))
     document = make_document(config, [row], " ".join(sentences), serve_line(config))
@@ -68,9 +74,9 @@ def find(
 def make_document(config: RunConfig, rows: Sequence[Row], sentence: str, command: str) -> dict[str, Any]:
     """The content of capacity.json of one search; the question in words, and what it was asked about."""
     key = searched_key(config)
-    slo = slo_of(config)
+    slo, end = slo_of(config), "lowest" if counts_servers(key) else "highest"
     return {
-        "question": f"the highest {key} that keeps {slo_text(slo)}, on {config.device.name} with {config.model.name}",
+        "question": f"the {end} {key} that keeps {slo_text(slo)}, on {config.device.name} with {config.model.name}",
         "over": key,
         "unit": unit_of(key),
         "slo": slo,
@@ -98,6 +104,8 @@ def search(config: RunConfig, folder: Path, console: Console) -> Capacity:
             bar.update(task, advance=len(probes), last=f"{number(probes[-1].load)} {unit_of(key)}")
             return probes
 
+        if counts_servers(key):
+            return find_fewest(run, round(load_of(config, key)), settings, room_of(config))
         return find_capacity(run, load_of(config, key), settings, room_of(config))
 
 
@@ -122,7 +130,11 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
         num_requests = min(max(num_requests, 10 * config.arrival.concurrency), 10 * num_requests)
     drawn = getattr(config.trace, "num_requests", None) is not None
     limit = getattr(config.trace, "limit", None)
-    size = {"trace.num_requests": num_requests} if drawn else {"trace.limit": min(num_requests, limit or num_requests)}
+    size: dict[str, float] = (
+        {"trace.num_requests": num_requests} if drawn else {"trace.limit": min(num_requests, limit or num_requests)}
+    )
+    if config.capacity.target_rate is not None:
+        size["arrival.rate"] = config.capacity.target_rate
     plain = config.model_copy(
         update={
             "task": "run",

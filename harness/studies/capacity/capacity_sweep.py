@@ -12,7 +12,7 @@ from harness.config import load
 from harness.errors import TwinServeError
 from harness.results.summary import number, percent
 from harness.studies.capacity.capacity import confirm
-from harness.studies.capacity.keys import unit_of
+from harness.studies.capacity.keys import counts_servers, unit_of
 from harness.studies.capacity.row import Row, confirmation_text, range_text, slo_text
 from harness.studies.capacity.table import print_table, read_document, write_document
 
@@ -67,11 +67,13 @@ def best_of(rows: Sequence[Row]) -> int | None:
     prices = {rows[index]["price_per_gpu_hour"] for index in known}
     if len(prices) > 1 and None not in prices:
         return min(known, key=lambda index: rows[index]["cost_per_million_tokens"], default=None)
-    return max(known, key=lambda index: rows[index]["per_gpu"], default=None)
+    return max(known, key=lambda index: rows[index]["per_gpu"] or -rows[index]["num_gpus"], default=None)
 
 
 def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
     """Which row is best, and by how much."""
+    if best is not None and any(row.get("servers") for row in rows):
+        return _fleets_sentence(rows, best, key)
     if best is None:
         return "No configuration has a capacity: the SLO held, or failed, at every load tried."
     row = rows[best]
@@ -91,6 +93,20 @@ def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
     if equals:
         shown = equals if len(equals) <= 3 else [*equals[:3], f"{len(equals) - 3} more"]
         text += f". The intervals do not tell it apart from: {'; '.join(shown)}"
+    return f"{text}."
+
+
+def _fleets_sentence(rows: Sequence[Row], best: int, key: str) -> str:
+    """Such as `8 servers of 2 H100 behind prefix_affinity hold 49 requests/s; router=round_robin 15`."""
+    row, unit = rows[best], unit_of(key)
+    others = [each for index, each in enumerate(rows) if index != best]
+    if counts_servers(key):
+        text = f"{row['servers']} hold {number(row['rate'])} requests/s" if row["rate"] else f"{row['servers']} hold it"
+    else:
+        text = f"{row['servers'] or row['label']} hold {number(row['capacity'])} {unit}"
+    for each in others:
+        known = "no capacity" if each["capacity"] is None else number(each["capacity"])
+        text += f"; {each['label']} {known}" + (" servers" if counts_servers(key) and each["capacity"] else "")
     return f"{text}."
 
 

@@ -17,11 +17,15 @@ _UNITS = {
 
 
 def searched_key(config: RunConfig) -> str:
-    """The key to raise: `capacity.over`, or the load of the arrival process.
+    """The key to raise: `capacity.over`, or the load of the arrival process; or whose lowest value is searched for.
 
     Raises:
         ConfigError: the arrival process has no load, or `capacity.over` is no key with a number above 0.
     """
+    if config.capacity.target_rate is not None:
+        if not counts_servers(config.capacity.over or "replicas"):
+            raise ConfigError(f"capacity.over={config.capacity.over}: capacity.target_rate asks for over=replicas")
+        return config.capacity.over or "replicas"
     arrival = config.arrival.kind
     loads = {"closed_loop": "arrival.concurrency", "trace": "arrival.time_scale", "all_at_once": None}
     key = config.capacity.over or loads.get(arrival, "arrival.rate")
@@ -67,7 +71,12 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 def unit_of(key: str) -> str:
     """The unit of loads, for tables; the key itself where it has no unit of its own."""
-    return _UNITS.get(key, key)
+    return "servers" if counts_servers(key) else _UNITS.get(key, key)
+
+
+def counts_servers(key: str) -> bool:
+    """Whether the lowest value of the key is searched for, and not the highest."""
+    return key.rpartition(".")[-1] == "replicas"
 
 
 def _is_inverse(key: str) -> bool:

@@ -24,7 +24,7 @@ from harness.results.slo import beyond_limits
 from harness.results.stored.files import INPUTS, SUMMARY, write_whole
 from harness.results.stored.inputs import input_digests, read_inputs
 from harness.results.tables import RunResult
-from harness.studies.capacity.keys import load_of
+from harness.studies.capacity.keys import counts_servers, load_of
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
 
@@ -42,7 +42,8 @@ class Probe:
             not in full, are beyond all. Requests that arrived while it filled are left out.
         share: the largest of them.
         latencies_ms: the percentile of the SLO of each of these latencies, over the same requests.
-        guess: load at which the system itself would be full, as estimated from this run; 0 where that is not known.
+        guess: load at which the system itself would be full, as estimated from this run, or how many servers would be;
+            0 where that is not known.
         busy: share of the time of arrivals in which a step ran.
     """
 
@@ -135,7 +136,11 @@ def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary:
 
 
 def _full_load(config: RunConfig, key: str, summary: Mapping[str, Any]) -> float:
-    if key != "arrival.rate" or not summary["offered_load"]:
+    if not summary["offered_load"]:
+        return 0.0
+    if counts_servers(key):
+        return load_of(config, key) * float(summary["offered_load"])
+    if key != "arrival.rate":
         return 0.0
     return load_of(config, key) / float(summary["offered_load"])
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.config import RunConfig, SimEngine
+from harness.config.pools import pools_of
 from harness.config.schema.tasks.capacity import CapacityConfig
 from harness.engines.resolving.system import resolve
 from harness.results.slo import limits_ms
@@ -37,13 +38,24 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
     else:
         row |= _whole(config, found.estimate.value, found.estimate.low, found.estimate.high)
     row |= _what_it_brings(config, found.probes, row["capacity"])
+    row["servers"] = servers_text(config) if config.num_servers > 1 else None
     row |= {
         "price_per_gpu_hour": price_per_gpu_hour(config),
         "precision": found.estimate.precision if found.estimate else None,
         "num_probes": len(found.probes),
-        "probes": [_stored(probe, room) for probe in found.probes],
+        "probes": [stored(probe, room) for probe in found.probes],
     }
     return row
+
+
+def servers_text(config: RunConfig) -> str:
+    """Such as `8 servers of 2 NVIDIA H100 behind prefix_affinity`."""
+    pools = [
+        f"{own.num_servers} server{'s' if own.num_servers > 1 else ''} of {own.num_gpus // own.num_servers} "
+        f"{own.device.name}{'' if role == 'serve' else f' for {role}'}"
+        for role, own in pools_of(config)
+    ]
+    return " and ".join(pools) + (f" behind {config.router.rule}" if config.num_servers > 1 else "")
 
 
 def cost_source(config: RunConfig) -> str | None:
@@ -73,14 +85,21 @@ def _what_it_brings(config: RunConfig, probes: Sequence[Probe], capacity: float 
     return {
         "num_gpus": num_gpus,
         "per_gpu": capacity / num_gpus,
+        **prices(config, nearest, throughput),
+    }
+
+
+def prices(config: RunConfig, probe: Probe, throughput: float) -> Row:
+    """What so many output tokens/s cost, and what users get, on the servers of a probe."""
+    return {
         "cost_per_million_tokens": cost_per_million_tokens(config, throughput),
-        "joules_per_token": joules_per_token(config, throughput, nearest.busy),
-        "interactivity": 1e3 / nearest.median_tpot_ms if nearest.median_tpot_ms else None,
+        "joules_per_token": joules_per_token(config, throughput, probe.busy),
+        "interactivity": 1e3 / probe.median_tpot_ms if probe.median_tpot_ms else None,
         "output_throughput": throughput,
     }
 
 
-def _stored(probe: Probe, room: float) -> Row:
+def stored(probe: Probe, room: float) -> Row:
     latencies = {f"{name}_ms": value for name, value in probe.latencies_ms.items()}
     row = {key: value for key, value in asdict(probe).items() if key not in ("load", "latencies_ms", "beyond", "guess")}
     return {"value": probe.load, "holds": probe.holds(room), **row, **latencies}
@@ -114,15 +133,17 @@ def row_sentence(row: Row, key: str, slo: Mapping[str, Any], settings: CapacityC
     if row["capacity"] is None:
         return f"The SLO ({slo_text(slo)}) holds at every load tried, up to {number(row['low'])} {unit}."
     text = f"The SLO ({slo_text(slo)}) holds up to {number(row['capacity'])} {unit}"
+    if row["servers"]:
+        text = f"{row['servers']} hold {number(row['capacity'])} {unit} within the SLO ({slo_text(slo)})"
     text += f" (95 % interval {range_text(row)}; {row['num_probes']} probes)"
-    text += f"{_costs(row)}."
+    text += f"{costs_text(row)}."
     if row["precision"] > settings.precision:
         more = f"capacity.max_probes={2 * settings.max_probes}"
         text += f" The interval is wider than the ±{100 * settings.precision:g} % asked for; {more} makes it narrower."
     return text
 
 
-def _costs(row: Row) -> str:
+def costs_text(row: Row) -> str:
     parts = []
     if row["cost_per_million_tokens"] is not None:
         parts.append(f"${number(row['cost_per_million_tokens'])} per million output tokens")

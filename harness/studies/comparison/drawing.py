@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import DocumentError, read_yaml, user_path
 from harness.config import RunConfig
 from harness.config.schema.reader import nearest
 from harness.config.schema.tasks.plotting import PlotConfig
@@ -34,7 +34,7 @@ def draw(config: RunConfig, out_folder: Path) -> None:
     runs = []
     for number, name in enumerate(config.results):
         suffix = f"_{number}" if len(config.results) > 1 else ""
-        folder = Path(name).expanduser()
+        folder = user_path(name)
         if found := _profile_folders(folder):
             for each in found:
                 tag = suffix if len(found) == 1 else f"{suffix}_{each.name}"

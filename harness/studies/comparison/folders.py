@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from engine.documents import user_path
 from harness.errors import ConfigError
 from harness.results.stored.files import CAPACITY, FAILED, SUMMARY
 
@@ -39,7 +40,7 @@ def expand_results(results: Iterable[str]) -> list[Path]:
 
 def _matches(name: str) -> list[Path]:
     """The folders that a name with wildcards stands for, in natural order; the name itself where it has none."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.exists() or not glob.has_magic(name):
         return [path]
     found = (Path(match) for match in glob.glob(str(path), recursive=True))

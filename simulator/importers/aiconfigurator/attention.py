@@ -24,7 +24,7 @@ from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.profile.profile import ProfileError
 
-_STARTS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+STARTS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MOST_PADDING = 1.25
 _FACTORS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
@@ -59,10 +59,10 @@ class Attention:
 
     def decodes(self, shape: AttentionShape) -> pd.DataFrame:
         """Columns num_decodes, decode_context, time_us of a layer; raises ProfileError if it was not measured."""
-        table = self._decodes(shape, 0)
+        table = self.decodes_with(shape, 0)
         if not shape.windowed_share:
             return table
-        windowed = self._decodes(shape, shape.window)
+        windowed = self.decodes_with(shape, shape.window)
         parts = []
         for batch, rows in table.groupby("num_decodes"):
             inner = windowed[windowed["num_decodes"] == batch]
@@ -77,19 +77,20 @@ class Attention:
 
     def chunks(self, shape: AttentionShape) -> pd.DataFrame:
         """Columns prefill_tokens, prefill_context, time_us of a layer; raises ProfileError if it was not measured."""
-        whole = self._prompts(shape, 0)
-        windowed = self._prompts(shape, shape.window) if shape.windowed_share else None
+        whole = self.prompts_with(shape, 0)
+        windowed = self.prompts_with(shape, shape.window) if shape.windowed_share else None
         rows = []
         for chunk in whole.sizes:
-            for start in _STARTS:
-                time = _after(whole, chunk, start, 0)
+            for start in STARTS:
+                time = after(whole, chunk, start, 0)
                 if windowed is not None:
-                    inner = _after(windowed, chunk, start, shape.window)
+                    inner = after(windowed, chunk, start, shape.window)
                     time += shape.windowed_share * (inner - time)
                 rows.append((int(chunk), start, time))
         return pd.DataFrame(rows, columns=["prefill_tokens", "prefill_context", "time_us"])
 
-    def _decodes(self, shape: AttentionShape, window: int) -> pd.DataFrame:
+    def decodes_with(self, shape: AttentionShape, window: int) -> pd.DataFrame:
+        """As `decodes`, of layers with this window only."""
         rows, factor = self._find("generation_attention_perf", shape, window)
         rows = rows.assign(context=rows["isl"] + rows["step"])
         parts = []
@@ -102,7 +103,7 @@ class Attention:
         table = pd.concat(parts, ignore_index=True)
         return _scaled_batches(table, factor) if factor > 1 else table
 
-    def _prompts(self, shape: AttentionShape, window: int) -> MeasuredCurve:
+    def prompts_with(self, shape: AttentionShape, window: int) -> MeasuredCurve:
         """Time of one whole prompt over its length."""
         rows, factor = self._find("context_attention_perf", shape, window)
         single = rows[rows["batch_size"] == factor]
@@ -145,7 +146,7 @@ def _scaled_batches(table: pd.DataFrame, factor: int) -> pd.DataFrame:
     return table.assign(num_decodes=table["num_decodes"] // factor).reset_index(drop=True)
 
 
-def _after(whole: MeasuredCurve, chunk: float, start: int, window: int) -> float:
+def after(whole: MeasuredCurve, chunk: float, start: int, window: int) -> float:
     """Time of a chunk after `start` tokens, of which at most `window` are attended to (0: all)."""
     start = min(start, window) if window else start
     if not start:

@@ -14,7 +14,7 @@ and the tables of the profile are made from
 
     tokens        GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
     sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
-    attention     context and generation attention
+    attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
 
     steps         the host's share of a step with piecewise graphs, by `rules`
@@ -24,6 +24,7 @@ Its other share is of servers without asynchronous scheduling.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,8 +40,20 @@ from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import copying_work, experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
-from simulator.importers.aiconfigurator.rules import HOST, Host, elementwise_work, memory_rule, sampler_bytes
-from simulator.models.hardware import Device, ModelShape
+from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
+from simulator.importers.aiconfigurator.rules import (
+    HOST,
+    Host,
+    beside_experts,
+    elementwise_work,
+    memory_rule,
+    sampler_bytes,
+)
+from simulator.models.experts import Experts
+from simulator.models.grouped_query import GroupedQuery
+from simulator.models.hardware import Device
+from simulator.models.latent import Latent
+from simulator.models.model import Model
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
@@ -49,9 +62,7 @@ _NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS)
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
-def compile_profile(
-    name: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device
-) -> Profile:
+def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
     """The profile of `model` on `tensor_parallel_size` GPUs of the system that `name` says.
 
     Raises:
@@ -64,7 +75,7 @@ def compile_profile(
     expert_kernel = "+".join(each for each in chosen if each not in _NOT_OF_EXPERTS)
     operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
-    attention_table, kv_dtype = _attention_table(attention, model, tensor_parallel_size)
+    attention_table, kv_dtype = _attention_table(database, attention, model, tensor_parallel_size)
     tables = {
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
@@ -84,7 +95,7 @@ def compile_profile(
         tensor_parallel_size=tensor_parallel_size,
         num_layers=model.num_layers,
         calls=calls | sequence_calls,
-        shape=_shape(model),
+        shape=model.sizes,
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
         eager_step_us=HOST.eager_layer_us * model.num_layers,
@@ -112,37 +123,39 @@ def _open(folder: Path | None, key: str) -> Database:
 
 
 def _operators(
-    database: Database, gemms: Gemms, model: ModelShape, ranks: int, expert_kernel: str
+    database: Database, gemms: Gemms, model: Model, ranks: int, expert_kernel: str
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
-    heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
-    dense = "none" if model.quantization.experts_only else model.quantization.name
-    dtype = _dtype(_GEMM_DTYPES, dense, "linear layers")
-    curves = {
-        "qkv_proj": gemms.curve(dtype, (heads + 2 * kv_heads) * model.head_dim, model.hidden_size),
-        "o_proj": gemms.curve(dtype, model.hidden_size, heads * model.head_dim),
-    }
-    if model.num_experts or expert_kernel:
-        if expert_kernel == DEEP_GEMM:
-            curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
-        else:
-            curves["experts"], _ = experts(database, model, ranks, expert_kernel)
-        curves["router"] = gemms.curve("bfloat16", model.num_experts, model.hidden_size)
-    else:
-        width = model.intermediate_size // ranks
-        curves["gate_up_proj"] = gemms.curve(dtype, 2 * width, model.hidden_size)
-        curves["down_proj"] = gemms.curve(dtype, model.hidden_size, width)
+    curves: dict[str, MeasuredCurve] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    calls: Counter[str] = Counter()
+    products = [(count, block) for count, block in model.blocks if not isinstance(block, Latent)]  # which has its own
+    for count, weights in ((count, each) for count, block in products for each in block.matrices(model, ranks)):
+        if weights.part != "experts":
+            dtype = _dtype(_GEMM_DTYPES, model.format_of(weights.part).name, "linear layers")
+            name = weights.name
+            if shapes.setdefault(name, weights[2:4]) != weights[2:4]:  # of another kind of layer
+                name = f"{name}_{weights.rows}x{weights.columns}"
+            calls[name] += count
+            curve = gemms.curve(dtype, weights.rows, weights.columns)
+            curves[name] = beside_experts(curve) if weights.part == "shared_experts" else curve
+    if expert_kernel == DEEP_GEMM:
+        curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
+    elif expert_kernel or model.first(Experts):
+        curves["experts"], _ = experts(database, model, ranks, expert_kernel)
+    calls["experts"] = sum(count for count, _ in model.of_kind(Experts))
     rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks)
     num_copies, copied_bytes = copying_work(model, expert_kernel)
-    sizes = np.array([1.0, curves["qkv_proj"].sizes[-1]])
+    sizes = np.array([1.0, next(iter(curves.values())).sizes[-1]])
     times = [rule.time_us(num_kernels + num_copies, (num_bytes + copied_bytes) * size) for size in sizes]
     curves["elementwise"] = MeasuredCurve(sizes, np.array(times))
-    return curves, dict.fromkeys(curves, model.num_layers)
+    calls["elementwise"] = model.num_layers
+    return curves, {name: calls[name] for name in curves}
 
 
 def _sequence_operators(
-    database: Database, gemms: Gemms, model: ModelShape, ranks: int
+    database: Database, gemms: Gemms, model: Model, ranks: int
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over sampled sequences of the LM head, the gathering of its logits, and the sampler."""
     curves = {"lm_head": gemms.curve("bfloat16", model.vocab_size // ranks, model.hidden_size)}
@@ -156,22 +169,32 @@ def _sequence_operators(
     return curves, dict.fromkeys(curves, 1)
 
 
-def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> tuple[pd.DataFrame, KVDtype]:
+def _attention_table(
+    database: Database, attention: Attention, model: Model, ranks: int
+) -> tuple[pd.DataFrame, KVDtype]:
     """One layer's attention, the mean over layers where some have a sliding window, and the KV dtype that it was
     measured with: the first of `priced_kv_dtypes` that the database has."""
     *preferred, last = model.priced_kv_dtypes
     for kv_dtype in preferred:
         with suppress(ProfileError):
-            return _attention_with(attention, model, ranks, kv_dtype), kv_dtype
-    return _attention_with(attention, model, ranks, last), last
+            return _attention_with(database, attention, model, ranks, kv_dtype), kv_dtype
+    return _attention_with(database, attention, model, ranks, last), last
 
 
-def _attention_with(attention: Attention, model: ModelShape, ranks: int, kv_dtype: KVDtype) -> pd.DataFrame:
-    heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
-    stored = "bfloat16" if kv_dtype == "auto" else kv_dtype
-    share = model.num_sliding_layers / model.num_layers
-    shape = AttentionShape(heads, kv_heads, model.head_dim, stored, model.sliding_window, share)
-    decodes, chunks = attention.decodes(shape), attention.chunks(shape)
+def _attention_with(
+    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype
+) -> pd.DataFrame:
+    block = model.first(GroupedQuery)
+    if block is None or not is_plain(model):
+        decodes, chunks = mean_attention(database, attention, model, ranks, kv_dtype)
+    else:
+        stored, sizes = "bfloat16" if kv_dtype == "auto" else kv_dtype, model.sizes
+        heads, windows = (
+            block.num_heads // ranks,
+            (sizes["sliding_window"], sizes["num_sliding_layers"] / model.num_layers),
+        )
+        shape = AttentionShape(heads, block.kv_heads_per_rank(ranks), block.head_dim, stored, *windows)
+        decodes, chunks = attention.decodes(shape), attention.chunks(shape)
     return pd.concat(
         [
             decodes.assign(prefill_tokens=0, prefill_context=0),
@@ -199,12 +222,3 @@ def _dtype(known: dict[str, str], quantization: str, what: str) -> str:
     if quantization not in known:
         raise ProfileError(f"the database has no {what} in {quantization} (there: {', '.join(known)})")
     return known[quantization]
-
-
-def _shape(model: ModelShape) -> dict[str, int | bool]:
-    names = (
-        "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size",
-        "vocab_size", "num_experts", "num_experts_per_token", "moe_intermediate_size", "sliding_window",
-        "num_sliding_layers", "qk_norm",
-    )  # fmt: skip
-    return {name: getattr(model, name) for name in names}

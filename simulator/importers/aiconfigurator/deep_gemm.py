@@ -22,7 +22,8 @@ import numpy as np
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.rules import memory_rule
-from simulator.models.hardware import ModelShape
+from simulator.models.experts import Experts
+from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
 NAME = "deepgemm"
@@ -32,17 +33,18 @@ _KERNELS = 6  # quantisation, counts, two of the scatter, activation, gather
 _SIZES = (1.0, 32768.0)  # times are linear in tokens
 
 
-def padded_experts(gemms: Gemms, model: ModelShape, ranks: int, rates: Mapping[str, float]) -> MeasuredCurve:
+def padded_experts(gemms: Gemms, model: Model, ranks: int, rates: Mapping[str, float]) -> MeasuredCurve:
     """Time of a layer's experts over tokens; raises ProfileError if `model` has no experts in block-scaled FP8."""
-    if not model.num_experts or model.quantization.name != "fp8_block":
+    block = model.first(Experts)
+    if block is None or model.quantization.name != "fp8_block":
         raise ProfileError(f"{NAME}: {model.name} in {model.quantization.name} has no experts in fp8_block")
-    hidden, width, rule = model.hidden_size, model.moe_intermediate_size // ranks, memory_rule(rates)
+    hidden, width, rule = model.hidden_size, block.intermediate_size // ranks, memory_rule(rates)
     quantised = (model.dtype_bytes + _FP8_BYTES) * hidden
     row_us = gemms.row_us("fp8_block", 2 * width, hidden) + gemms.row_us("fp8_block", hidden, width)
     row_us += (3 * width * model.dtype_bytes - quantised) * rule.us_per_byte
-    scattered = model.num_experts_per_token * hidden * (2 * _FP8_BYTES + model.dtype_bytes)
+    scattered = block.num_used * hidden * (2 * _FP8_BYTES + model.dtype_bytes)
     token_us = (quantised + scattered + model.dtype_bytes * hidden) * rule.us_per_byte
     sizes = np.array(_SIZES)
-    rows = sizes * model.num_experts_per_token + model.num_experts * (_BLOCK - 1)
+    rows = sizes * block.num_used + block.num_experts * (_BLOCK - 1)
     times = _KERNELS * rule.fixed_us + np.ceil(rows / _BLOCK) * _BLOCK * row_us + sizes * token_us
     return MeasuredCurve(sizes, times)

@@ -23,13 +23,14 @@ import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
-from simulator.models.hardware import ModelShape
+from simulator.models.experts import Experts
+from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _DTYPES = {
-    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
-    "mxfp4": "w4a16_mxfp4",
+    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "int4_32": "int4_wo",
+    "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
 
 
@@ -65,7 +66,7 @@ KERNELS = {
 }
 
 
-def experts(database: Database, model: ModelShape, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
+def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
     """Time of a layer's experts over tokens, and the number of outliers.
 
     Args:
@@ -74,26 +75,29 @@ def experts(database: Database, model: ModelShape, ranks: int, kernel: str = "")
     Raises:
         ProfileError: the database has no such times, or there is no such kernel.
     """
-    name = model.quantization.name
+    name = model.format_of("experts").name
     if kernel:
         return _taken_over(database, model, ranks, kernel)
     if name not in _DTYPES:
         raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
-    shape = (model.hidden_size, model.moe_intermediate_size, model.num_experts_per_token, model.num_experts)
+    block = model.first(Experts)
+    if block is None:
+        raise ProfileError(f"{model.name} has no experts")
+    shape = (model.hidden_size, block.intermediate_size, block.num_used, block.num_experts)
     rows = _rows(database, _DTYPES[name], shape, moe_tp_size=ranks)
     if rows.empty:
         raise ProfileError(
             f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "
-            f"hidden_size={model.hidden_size}, moe_intermediate_size={model.moe_intermediate_size}, "
-            f"{model.num_experts_per_token} of {model.num_experts}, on {ranks} GPUs"
+            f"hidden_size={model.hidden_size}, moe_intermediate_size={block.intermediate_size}, "
+            f"{block.num_used} of {block.num_experts}, on {ranks} GPUs"
         )
     return measured_curve(rows, "num_tokens")
 
 
-def _taken_over(database: Database, model: ModelShape, ranks: int, name: str) -> tuple[MeasuredCurve, int]:
+def _taken_over(database: Database, model: Model, ranks: int, name: str) -> tuple[MeasuredCurve, int]:
     """The times of a kernel of KERNELS at the sizes of `model`."""
-    kernel = KERNELS.get(name)
-    if kernel is None or kernel.quantization != model.quantization.name or not model.num_experts:
+    kernel, block = KERNELS.get(name), model.first(Experts)
+    if kernel is None or kernel.quantization != model.quantization.name or block is None:
         known = ", ".join(f"{each} for {KERNELS[each].quantization}" for each in KERNELS)
         raise ProfileError(f"no expert kernel {name!r} for {model.name} in {model.quantization.name} (there: {known})")
     shape = (kernel.hidden_size, kernel.intermediate_size, kernel.num_experts_per_token, kernel.num_experts)
@@ -103,16 +107,16 @@ def _taken_over(database: Database, model: ModelShape, ranks: int, name: str) ->
         raise ProfileError(f"{database.system}/{database.version} has no experts in {kernel.dtype} on {ranks} GPUs")
     timed, num_dropped = measured_curve(of_ranks, "num_tokens")
     fixed_us = float(rows["time_us"].min())
-    weights = model.num_experts * _weights(kernel, model.hidden_size, model.moe_intermediate_size // ranks)
+    weights = block.num_experts * _weights(kernel, model.hidden_size, block.intermediate_size // ranks)
     weights_timed = kernel.num_experts * _weights(kernel, kernel.hidden_size, kernel.intermediate_size // ranks)
     times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights / weights_timed
-    share = model.num_experts_per_token / model.num_experts
+    share = block.num_used / block.num_experts
     share_timed = kernel.num_experts_per_token / kernel.num_experts
     stretched = MeasuredCurve(timed.sizes * share_timed / share, times)
     return MeasuredCurve(timed.sizes, stretched.at(timed.sizes)), num_dropped
 
 
-def copying_work(model: ModelShape, kernel: str) -> tuple[int, int]:
+def copying_work(model: Model, kernel: str) -> tuple[int, int]:
     """Kernels of a layer that copy padded inputs or outputs of its experts, and bytes per token that they move."""
     copies = KERNELS[kernel].num_copies if kernel in KERNELS else 0
     if not copies:

@@ -14,6 +14,9 @@ That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs, whic
 prepares it while the step before it runs: the GPU then waits for nothing. Profiles are of such servers, with or without
 asynchronous scheduling.
 
+Experts that all tokens use run on a stream of their own beside the others in steps of up to 256 tokens, and are shorter
+(`VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD` of vLLM's envs.py).
+
 Large matrix products run at the power limit of a GPU. The database timed few at a time, with weights that are all 0.01
 (FP8) or not initialised (16 bits; its collector `collect_gemm.py`). Such data switch fewer transistors, so that clocks
 stay high: 295 TFLOPS with zeros, 257 with random numbers (https://www.thonking.ai/p/strangely-matrix-multiplications).
@@ -26,10 +29,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simulator.models.hardware import ModelShape
+import numpy as np
+
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
+from simulator.models.model import Model
 
 LOGIT_BYTES = 4
 SUSTAINED = 1.1
+_BESIDE, _NOTHING_US = 256, 1e-3
 
 
 class Host(NamedTuple):
@@ -68,22 +75,19 @@ def memory_rule(rates: Mapping[str, float]) -> MemoryRule:
     return MemoryRule(1e6 * rates["mem_empirical_constant_latency"], 1e6 / bandwidth)
 
 
-def elementwise_work(model: ModelShape, tensor_parallel_size: int) -> tuple[int, float]:
-    """Kernels of one layer that only move bytes, and bytes per token that they move on one rank.
-
-    Two norms (each reads and writes the hidden state and the residual), rotary embedding (reads and writes query and
-    key), KV store (reads and writes key and value), and the activation (reads gate and up, writes their product), which
-    a fused mixture of experts contains. Models that norm query and key have a kernel for each.
-    """
-    heads, kv_heads = model.num_attention_heads // tensor_parallel_size, model.kv_heads_per_rank(tensor_parallel_size)
-    turned = 2 * (heads + kv_heads) * model.head_dim
-    elements = 2 * 4 * model.hidden_size + (2 * turned if model.qk_norm else turned)
-    stored = 2 * kv_heads * (model.head_dim * model.dtype_bytes + model.kv_row_bytes)
-    activated = 0 if model.num_experts else 3 * model.intermediate_size // tensor_parallel_size
-    num_kernels = (4 if model.num_experts else 5) + (2 if model.qk_norm else 0)
-    return num_kernels, (elements + activated) * model.dtype_bytes + stored
+def elementwise_work(model: Model, tensor_parallel_size: int) -> tuple[float, float]:
+    """Kernels of a layer that only move bytes, and bytes per token on one rank: the mean of all layers."""
+    kernels = [(count, block.small_kernels(model, tensor_parallel_size)) for count, block in model.blocks]
+    num_kernels = sum(count * each.num_kernels for count, each in kernels)
+    return num_kernels / model.num_layers, sum(count * each.num_bytes for count, each in kernels) / model.num_layers
 
 
-def sampler_bytes(model: ModelShape) -> float:
+def beside_experts(curve: MeasuredCurve) -> MeasuredCurve:
+    """The time that products of shared experts add to those of the others."""
+    sizes = np.union1d(curve.sizes, [_BESIDE, _BESIDE + 1.0])
+    return MeasuredCurve(sizes, np.where(sizes <= _BESIDE, _NOTHING_US, curve.at(sizes)))
+
+
+def sampler_bytes(model: Model) -> float:
     """Bytes per sequence of sampling: logits are cast to float32, read for the largest one, and read once more."""
     return model.vocab_size * (model.dtype_bytes + 3 * LOGIT_BYTES)

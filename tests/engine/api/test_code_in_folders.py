@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from engine.api.llm import _render  # noqa: E402
+from engine.api.llm import render  # noqa: E402
 from engine.api.model_folder import load_tokenizer  # noqa: E402
 from engine.json_file import ModelError  # noqa: E402
 from tests.engine.api.builders import save_folder  # noqa: E402
@@ -62,4 +62,4 @@ def test_a_template_that_reaches_for_python_is_refused(tmp_path: Path) -> None:
     for template in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
         tokenizer.chat_template = template
         with pytest.raises(ValueError, match="messages"):
-            _render(tokenizer, [{"role": "user", "content": "x"}], 0, {})
+            render(tokenizer, [{"role": "user", "content": "x"}], 0, {})

@@ -33,6 +33,7 @@ def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_close
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.long
 def test_a_script_that_does_not_close_its_engine_ends_quietly() -> None:
     imports = "from engine.api.llm import LLM; from tests.engine.builders import MODEL, SETTINGS"
     script = f"{imports}; llm = LLM(MODEL, **SETTINGS)"

@@ -131,6 +131,7 @@ def kernels_as_needed() -> None:
     """All are compiled first, as otherwise memory grows while sizes come up."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("num_steps", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_an_engine_outlives_anything(

@@ -31,6 +31,12 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,  # so that some wavelengths are kept, some stretched and some between
 }
 EXPERTS: dict[str, Any] = {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
 CONFIGS: dict[str, transformers.PreTrainedConfig] = {
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=32, rope_parameters={"rope_theta": 1e6}),
     "qwen3_moe": transformers.Qwen3MoeConfig(
@@ -41,8 +47,21 @@ CONFIGS: dict[str, transformers.PreTrainedConfig] = {
         **(SIZES | {"tie_word_embeddings": True}), head_dim=32, attention_bias=True
     ),
     "mistral": transformers.MistralConfig(**SIZES, head_dim=32, sliding_window=7, rms_norm_eps=1e-5),
+    "mixtral": transformers.MixtralConfig(**SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": transformers.GptOssConfig(
+        **SIZES, head_dim=32, sliding_window=6, num_local_experts=8, num_experts_per_tok=3,
+        rope_parameters={**YARN, "truncate": False},
+    ),
+    "deepseek_v2": transformers.DeepseekV2Config(
+        **SIZES | LATENT, q_lora_rank=None, rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
+    ),
+    "deepseek_v2_q_lora": transformers.DeepseekV2Config(**SIZES | LATENT, q_lora_rank=20, routed_scaling_factor=2.5),
+    "deepseek_v3": transformers.DeepseekV3Config(
+        **SIZES | LATENT, q_lora_rank=20, n_group=4, topk_group=2, num_nextn_predict_layers=0,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
     "llama": transformers.LlamaConfig(**SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE),
-}
+}  # fmt: skip
 VARIANTS = tuple(CONFIGS)
 
 
@@ -51,9 +70,12 @@ def save(variant: str, folder: Path, **options: Any) -> Path:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[variant])
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     model.save_pretrained(folder, **options)
     return folder
 

@@ -95,7 +95,7 @@ def generate(model: Path, **settings: Any) -> list[list[int]]:
 def build(folder: Path, tp: TensorParallel | None = None, **changes: Any) -> CausalLM:
     """One rank of the model in a folder, with `changes` of its configuration."""
     config = replace(ModelConfig.load(folder), **changes)
-    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE, window=config.sliding_window)
+    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE)
     model = build_model(config, tp or TensorParallel(), backend, torch.float32, CPU)
     load_safetensors(model, folder)
     return model

@@ -14,6 +14,7 @@ from engine.models.blocks import CausalLM
 from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
 from engine.models.weights import load_random, load_safetensors
+from engine.runner.cache.kv_cache import cache_shape
 from kernels.attention.backends import AttentionMetadata, select_backend
 
 BLOCK_SIZE = 4
@@ -41,14 +42,13 @@ class PagedModel:
     @classmethod
     def build(cls, config: ModelConfig, dtype: torch.dtype, tp: TensorParallel, weights: Path | int) -> PagedModel:
         """Build a model with the weights of a folder, or with random weights from a seed."""
-        backend = select_backend("torch", CPU, dtype, config.head_dim, BLOCK_SIZE, window=config.sliding_window)
+        backend = select_backend("torch", CPU, dtype, config.head_dim, BLOCK_SIZE)
         model = build_model(config, tp, backend, dtype, CPU)
         if isinstance(weights, int):
             load_random(model, weights)
         else:
             load_safetensors(model, weights)
-        kv_heads = max(1, config.num_kv_heads // tp.size)
-        shape = (config.num_layers, 2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, config.head_dim)
+        shape = cache_shape(config, NUM_BLOCKS, BLOCK_SIZE, tp.size, dtype)
         blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).tolist()
         return cls(model, torch.full(shape, torch.nan, dtype=dtype), blocks)
 

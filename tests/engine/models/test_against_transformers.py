@@ -12,8 +12,10 @@ pytest.importorskip("transformers")
 
 from torch import Tensor  # noqa: E402
 
+from engine.models.families import Family  # noqa: E402
+from engine.models.hf_config import hf_config  # noqa: E402
 from engine.models.layers.parallel import TensorParallel  # noqa: E402
-from engine.models.model_config import Family, ModelConfig, hf_config  # noqa: E402
+from engine.models.model_config import ModelConfig  # noqa: E402
 from tests.engine.models.builders import VARIANTS, prompts, reference_logits, relative_error, save  # noqa: E402
 from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
 
@@ -44,22 +46,22 @@ def test_float32_logits_are_those_of_transformers(checkpoint: tuple[str, Path]) 
 
 
 def test_bfloat16_logits_are_as_near_to_float32_as_those_of_transformers(checkpoint: tuple[str, Path]) -> None:
-    family, folder = checkpoint
+    folder = checkpoint[1]
+    # Where two experts have nearly equal weights, rounding may change which one is chosen. This affects few tokens.
+    worst = torch.median if ModelConfig.load(folder).num_experts else torch.max
     exact = reference_logits(folder, torch.float32, torch.bfloat16)
     rounded = reference_logits(folder, torch.bfloat16, torch.bfloat16)
-    bound = 3 * max(float(relative_error(*pair).max()) for pair in zip(rounded, exact, strict=True))
+    bound = 3 * float(worst(torch.cat([relative_error(*pair) for pair in zip(rounded, exact, strict=True)])))
     assert bound < 0.15
     for way, errors in errors_by_way(folder, torch.bfloat16, exact).items():
-        # Where two experts have nearly equal weights, rounding may change which one is chosen. This affects few tokens.
-        worst = errors.median() if family == "qwen3_moe" else errors.max()
-        assert float(worst) < bound, way
+        assert float(worst(errors)) < bound, way
 
 
-@pytest.mark.parametrize("family", get_args(Family))
+@pytest.mark.parametrize("family", [family for family in get_args(Family) if not family.startswith("deepseek")])
 def test_a_shape_of_the_config_tree_makes_the_same_model_in_transformers(family: str) -> None:
     import transformers
 
-    shape = {
+    shape: dict[str, Any] = {
         "name": f"some-{family}",
         "family": family,
         "num_layers": 2,
@@ -72,10 +74,14 @@ def test_a_shape_of_the_config_tree_makes_the_same_model_in_transformers(family:
         "tie_word_embeddings": True,
         "max_position_embeddings": 16384,
         "dtype": "bfloat16",
-        "num_experts": 8 if family == "qwen3_moe" else 0,
-        "num_experts_per_token": 2 if family == "qwen3_moe" else 0,
-        "moe_intermediate_size": 32 if family == "qwen3_moe" else 0,
+        "num_experts": 0,
+        "num_experts_per_token": 0,
+        "moe_intermediate_size": 0,
     }
+    if family in ("qwen3_moe", "mixtral", "gpt_oss"):
+        shape |= {"num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 32}
+    if family == "gpt_oss":
+        shape |= {"sliding_window": 128, "num_sliding_layers": 1}
     config = hf_config(shape)
     theirs = transformers.AutoConfig.for_model(**config)
     assert ModelConfig.from_hf(theirs.to_dict() | {"architectures": config["architectures"]}) == ModelConfig.from_hf(

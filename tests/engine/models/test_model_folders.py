@@ -46,7 +46,7 @@ RAW = (b"", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000, b"\xff\x
 
 
 def build(config: ModelConfig, tp: TensorParallel | None = None) -> CausalLM:
-    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE, window=config.sliding_window)
+    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE)
     return build_model(config, tp or TensorParallel(), backend, torch.float32, CPU)
 
 

@@ -171,6 +171,7 @@ def children_end(pids: list[int]) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_workers_of_a_killed_engine_end(temporary: Path) -> None:
     """One worker is blocked in a collective when the engine dies, because the other one is stopped."""
     process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE, text=True)

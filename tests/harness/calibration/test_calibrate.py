@@ -25,6 +25,7 @@ TRUTH = {"memory_efficiency": 0.61, "flops_efficiency": 0.43, "step_overhead_s":
 TRUE = [f"device.{name}={value}" for name, value in TRUTH.items()]
 
 
+@pytest.mark.long
 def test_step_times_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *WORK, *TRUE, "trace.num_requests=14")
     settings = ["calibration.part=first_half", "calibration.max_evaluations=110"]

@@ -156,16 +156,48 @@ def test_formats_of_weights(quantization: dict[str, Any], expected: str, tmp_pat
     assert read(folder)["quantization"] == expected
 
 
+_LAYERS = [f"model.layers.{layer}.self_attn" for layer in range(36)]
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "main", "parts"),
+    [
+        ("qwen3-8b", FP8 | {"modules_to_not_convert": _LAYERS[:18]}, "fp8", {}),
+        ("qwen3-8b", FP8 | {"modules_to_not_convert": _LAYERS[:19]}, "fp8", {"attention", "attention_output"}),
+        ("qwen3-8b", FP8 | {"ignore": ["re:.*gate_proj"]}, "fp8", {"mlp"}),
+        ("qwen3-8b", FP8 | {"ignore": [f"{layer}.q_proj" for layer in _LAYERS]}, "fp8", {"attention"}),
+        ("qwen3-30b-a3b", FP8 | {"ignore": ["model.layers.*.mlp.gate", "model.layers.0*"]}, "fp8", {}),
+        ("gpt-oss-20b", {"quant_method": "mxfp4", "ignore": ["model.layers.*.self_attn"]}, "mxfp4", {}),
+        ("qwen3-8b", {"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4_32", {}),
+        (
+            "qwen3-8b",
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}},
+            },
+            "nvfp4",
+            {"attention", "attention_output"},
+        ),
+    ],
+)
+def test_parts_that_are_left_as_they_are(
+    name: str, quantization: dict[str, Any], main: str, parts: set[str], tmp_path: Path
+) -> None:
+    model = read(write(tmp_path, published(name) | {"quantization_config": quantization}))
+    assert (model["quantization"], model["part_formats"]) == (main, dict.fromkeys(parts, "none"))
+
+
 @pytest.mark.parametrize(
     ("quantization", "expected"),
     [
         (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size=[64, 64]"),
-        (FP8 | {"modules_to_not_convert": ["model.layers.0.self_attn"]}, "modules_to_not_convert with 'model."),
-        (FP8 | {"ignore": ["re:.*gate_proj"]}, "ignore with 're:.*gate_proj'"),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bits=8, group_size=128"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "bits=4, group_size=32"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, "bits=4, group_size=64"),
         ({"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes'"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_method='modelopt', quant_algo='MIXED_P"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            "quant_algo='MIXED_PRECISION' without quantized_layers",
+        ),
         ({"quant_method": "mxfp4"}, "mxfp4 of a model without experts"),
         (compressed({"type": "int", "num_bits": 8}, None), "weights of type='int', num_bits=8 with input_activations"),
         ({"quant_method": "compressed-tensors"}, "config_groups in no format"),

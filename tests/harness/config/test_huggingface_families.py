@@ -18,12 +18,12 @@ from harness.config import ModelConfig  # noqa: E402
 from harness.config.huggingface_keys import ignored_notes  # noqa: E402
 from harness.engines.resolving.shapes import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
-from simulator.models.hardware import ModelShape  # noqa: E402
+from simulator.models.model import Model  # noqa: E402
 from tests.harness.config.builders import read, write  # noqa: E402
 
 FOLDER = Path(__file__).parent / "checkpoints"
 CHECKPOINTS = sorted(FOLDER.glob("*.json"))
-_TOWER = ("visual.", "vision_tower.", "multi_modal_projector.")
+_TOWER = ("visual.", "vision_", "multi_modal_projector.", "mm_projector.", "embed_vision", "embed_audio", "audio_tower")
 
 
 def num_parameters(data: dict[str, Any]) -> int:
@@ -37,7 +37,7 @@ def num_parameters(data: dict[str, Any]) -> int:
     return sum(size for name, size in sizes.items() if not any(part in name for part in _TOWER))
 
 
-def shape(path: Path) -> ModelShape:
+def shape(path: Path) -> Model:
     return model_shape(ModelConfig(**read(path)), "none", "auto")
 
 
@@ -71,7 +71,12 @@ def test_as_many_layers_have_a_window_as_in_transformers(path: Path) -> None:
     data = json.loads(path.read_text())
     config = CONFIG_MAPPING[data["model_type"]].from_dict(data)
     kinds = getattr(config.get_text_config(), "layer_types", None) or []
-    assert shape(path).num_sliding_layers == (32 if path.stem == "phi-3-mini-4k" else kinds.count("sliding_attention"))
+    expected = (
+        32
+        if path.stem == "phi-3-mini-4k"
+        else sum(kinds.count(kind) for kind in ("sliding_attention", "chunked_attention"))
+    )
+    assert shape(path).sizes["num_sliding_layers"] == expected
 
 
 @pytest.mark.parametrize(
@@ -128,11 +133,9 @@ def test_positions_that_are_scaled_already_stay(tmp_path: Path) -> None:
             "config.json: sliding_w",
         ),
         ("exaone-4.0-32b", {"layer_types": None, "sliding_window_pattern": "LGL"}, "config.json: sliding_window_patt"),
-        (
-            "phi-4",
-            {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"interleave_moe_layer_step": 1}},
-            "shared experts (interleave_moe_layer_step) cannot be simulated",
-        ),
+        ("deepseek-v3.2", {"num_kv_shared_layers": 2}, "keys and values shared by layers (num_kv_shared_layers)"),
+        ("deepseek-v3.2", {"kv_lora_rank": None}, "config.json: kv_lora_rank is missing"),
+        ("glm-5.2", {"mlp_layer_types": ["dense"]}, "config.json: mlp_layer_types has 1 values for 78 layers"),
     ],
 )
 def test_what_a_shape_cannot_say_is_refused(name: str, changed: dict[str, Any], expected: str, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines.vllm_import import expand, translate
 from harness.config.command_lines.vllm_serve import overrides
-from harness.errors import ConfigError
+from harness.engines.resolving.system import pool_of
+from harness.errors import ConfigError, TwinServeError
+from harness.measured import load_measured
 from tests.harness.builders import composed, config
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
@@ -79,3 +81,49 @@ def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:
     with pytest.raises(ConfigError, match="--nnodes 2: not simulated"):
         translate(f"{SERVE} --nnodes 2 -tp 16")
     assert translate(f"{SERVE} --nnodes 1").overrides == translate(SERVE).overrides
+
+
+def test_the_version_decides_the_share_of_memory_and_eager_servers_set_none_apart_for_graphs() -> None:
+    """Since vLLM 0.20 an estimate of the CUDA graphs is set apart, and 0.92 of the memory is taken by default."""
+    shares = {version: config(*overrides(SERVE), f"engine.vllm_version={version}").gpu_memory_utilization
+              for version in ("0.19.1", "0.20.0", "null")}  # fmt: skip
+    assert shares == {"0.19.1": 0.9, "0.20.0": 0.92, "null": 0.92}
+    assert config(*overrides(f"{SERVE} --gpu-memory-utilization 0.8")).gpu_memory_utilization == 0.8
+    graphs, eager, old = (
+        pool_of(config(*overrides(f"{SERVE} {flags}"), *more)).outside_bytes
+        for flags, more in (("", ()), ("--enforce-eager", ()), ("", ("engine.vllm_version=0.19.0",)))
+    )
+    assert graphs - eager == 112 * 2**20 + 101 * 36 * (2**20 // 5) and eager == old
+    assert any("--enforce-eager" in note for note in translate(f"{SERVE} --enforce-eager").notes)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x", "a\0b"], ids=lambda name: name[:9])
+def test_a_model_or_a_file_that_cannot_be_is_named(name: str) -> None:
+    for command in (f"vllm serve '{name}'", f"{SERVE} --config '{name}'"):
+        with pytest.raises(ConfigError, match="none of conf/model|cannot be read|not a command line"):
+            translate(command)
+    with pytest.raises(TwinServeError, match="not a|no |cannot|missing"):
+        load_measured(f"run:{name[:99]}")
+
+
+@pytest.mark.parametrize(
+    ("command", "version"),
+    [
+        (f"nohup {SERVE} {{}} > server.log 2>&1 &", None),
+        (f"sudo A=1 uv run {SERVE} {{}} 2>&1 | tee server.log", None),
+        (f"{SERVE} {{}} && curl localhost:8000/v1/models", None),
+        ("python3 -O -u -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B {}", None),
+        ("docker run --gpus all vllm/vllm-openai:latest --model Qwen/Qwen3-8B {}", None),
+        ("docker run --ipc=host ghcr.io/x/vllm-openai --model Qwen/Qwen3-8B {}", None),
+        ("docker run vllm/vllm-openai:nightly-01d4d1ad3 vllm serve Qwen/Qwen3-8B {}", None),
+        ("docker run vllm/vllm-openai:v0.10.2@sha256:ab12 --model Qwen/Qwen3-8B {}", "0.10.2"),
+    ],
+)
+def test_command_lines_are_read_as_people_paste_them(command: str, version: str | None) -> None:
+    """With what the shell does around them, and with flags of vLLM's versions since 0.9."""
+    past = "--disable-log-requests --swap-space 4 --max-seq-len-to-capture 8192 --task generate"
+    found = translate(command.format(f"--max-num-seqs 7 {past}"))
+    made = config(*found.overrides)
+    assert isinstance(made.engine, SimEngine)
+    assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
+    assert [note for note in found.notes if "--swap-space" in note and "before 0.19" in note]

@@ -23,7 +23,7 @@ from tests.harness.builders import CONF, config
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVER_KEYS = (
     "model", "scheduler", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization",
-    "tensor_parallel_size", "gpu_memory_utilization", "num_blocks", "engine", "speculation",
+    "tensor_parallel_size", "gpu_memory_utilization", "num_blocks", "engine", "speculation", "frontend",
 )  # fmt: skip
 
 
@@ -43,6 +43,14 @@ def test_defaults_are_those_of_vllm_on_the_device(device: str, num_seqs: int, nu
     settings = of(SERVE, f"device={device}")
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (num_seqs, num_tokens)
     assert settings.scheduler == config("scheduler=vllm").scheduler
+
+
+def test_a_command_line_has_the_front_end_of_a_server_and_what_is_given_beside_it_counts() -> None:
+    assert of(SERVE).frontend == config("frontend=vllm").frontend
+    several = of(f"{SERVE} --api-server-count 3")
+    assert several.frontend.processes == 3 and "--api-server-count 3" in serve_command(several)
+    beside = config(*expand([f"import_vllm={SERVE} -asc 3", "frontend=none"]).overrides)
+    assert beside.frontend == config().frontend
 
 
 def test_defaults_depend_on_one_another() -> None:
@@ -127,6 +135,10 @@ def test_models_are_found_by_their_names(tmp_path: Path) -> None:
 def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
     ranks = of(f"{SERVE} -dp 3")
     assert (ranks.replicas, ranks.router.rule, ranks.router.view_delay_ms) == (3, "vllm_balancer", 100)
+    together = of("vllm serve Qwen/Qwen3-30B-A3B -dp 4 -tp 2 -ep")
+    assert (together.data_parallel_size, together.expert_parallel, together.replicas) == (4, True, 1)
+    assert (together.num_gpus, together.num_servers, together.router.rule) == (8, 4, "vllm_balancer")
+    assert "--data-parallel-size 4 --enable-expert-parallel" in serve_command(together)
     stages = of(f"{SERVE} -pp 2 -dp 1")
     assert (stages.pipeline_parallel_size, stages.replicas, stages.scheduler.async_scheduling) == (2, 1, False)
     found = translate(f"""{SERVE} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}'""")
@@ -137,7 +149,8 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("vllm serve Qwen/Qwen3-30B-A3B -dp 2", "--data-parallel-size 2: ranks that share experts"),
+        ("vllm serve Qwen/Qwen3-30B-A3B -dp 2", "--data-parallel-size 2: ranks that share the experts"),
+        ("vllm serve Qwen/Qwen3-30B-A3B -ep", "--enable-expert-parallel: not simulated without"),
         (f"{SERVE} --data-parallel-size many", "--data-parallel-size many: must be a number"),
         (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: no JSON object"),
         (f"{SERVE} --kv-transfer-config.kv_connector LMCacheConnectorV1", "'LMCacheConnectorV1' is not simulated"),
@@ -154,7 +167,8 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
         (f"{SERVE} --hf-overrides.max_position_embeddings 0.5", "must be an integer from 1"),
         (f"{SERVE} --override-generation-config 5", "--override-generation-config: must be a JSON object"),
         (f"{SERVE} --kv-cache-memory-bytes all", "--kv-cache-memory-bytes all: must be a number"),
-        (f"{SERVE} --swap-space 4", "--swap-space: no flag of vLLM 0.19"),
+        (f"{SERVE} --swap-spaces 4", "--swap-spaces: no flag of vLLM 0.19"),
+        (f"{SERVE} --task embed", "--task embed: not simulated"),
         (f"{SERVE} --max-num-seqs many", "--max-num-seqs many: must be a number"),
         (f"{SERVE} --max-num-seqs", "--max-num-seqs: expected one argument"),
         (f"{SERVE} --speculative-config nonsense", "--speculative-config: no JSON"),

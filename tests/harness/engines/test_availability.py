@@ -21,6 +21,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, *, installed: bool, cuda: bool) 
     [
         ("gpu", False, False, "torch is not installed.*engine=cpu needs torch only, engine=sim runs anywhere"),
         ("cpu", False, False, "torch is not installed.*engine=sim runs anywhere"),
+        ("openai", False, False, r"aiohttp is not installed \(pip install -e '.\[client\]'\)"),
         ("gpu", True, False, "torch finds no CUDA device; engine=cpu needs torch only, engine=sim runs anywhere"),
     ],
 )
@@ -37,6 +38,13 @@ def test_an_engine_that_can_run_is_let_through(monkeypatch: pytest.MonkeyPatch) 
     availability.check_engine("gpu")
     fake_torch(monkeypatch, installed=True, cuda=False)
     availability.check_engine("cpu")
+
+
+def test_a_server_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    availability.check_server()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else SimpleNamespace())
+    with pytest.raises(ConfigError, match=r"^task=serve: uvicorn not installed \(pip install -e '.\[server\]'\)"):
+        availability.check_server()
 
 
 def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,76 @@ def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
     assert any("beyond the profile's ranges" in note for note in run.summary["notes"])
 
 
+RANKS = ("model=qwen3-30b-a3b", "data_parallel_size=2", "expert_parallel=true", "scheduler.async_scheduling=false")
+
+
+def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> None:
+    lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
+    alike = ["trace=synthetic", *lengths, "trace.num_requests=12", "arrival=all_at_once", "cost=roofline"]
+    run = served(*RANKS, *alike, "router=round_robin")
+    halves = [table.drop(columns=["step", "server"]).reset_index(drop=True) for _, table in run.steps.groupby("server")]
+    assert halves[0].equals(halves[1]) and len(halves[0]) > 100
+    assert run.summary["num_gpus"] == run.summary["num_servers"] == 2
+    alone = served(*RANKS[:1], *alike, "replicas=2", "scheduler.async_scheduling=false", "router=round_robin")
+    assert run.summary["num_blocks"] > 2 * alone.summary["num_blocks"]
+    assert run.summary["mean_tpot_ms"] < alone.summary["mean_tpot_ms"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ("model=qwen3-8b", "data_parallel_size=2: .* has no experts"),
+        ("expert_parallel=false", "use expert_parallel=true"),
+        ("data_parallel_size=3", "its 3 GPUs must share out the 128 experts"),
+        ("data_parallel_size=3 model=deepseek-v3", "its 3 GPUs must share out the 256 experts"),
+        (
+            "data_parallel_size=1",
+            "expert_parallel=true: the experts are shared out over data_parallel_size, which is 1",
+        ),
+        ("scheduler.async_scheduling=true", "ranks do not plan ahead"),
+        ("cost=linear", "cost=linear does not tell"),
+    ],
+)
+def test_servers_that_cannot_be_ranks_are_refused(changed: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config(*RANKS, *changed.split())
+
+
+def test_servers_that_come_and_go_are_counted_paid_for_and_shown() -> None:
+    scaled = ["autoscaler.metric=requests", "autoscaler.target=4", "autoscaler.most=3", "autoscaler.interval_s=0.5"]
+    scaled += ["autoscaler.start_up_s=0.5", "failures=[{server:0,time_s:1,down_s:1}]"]
+    run = served("router=least_requests", *scaled)
+    summary = run.summary
+    assert summary["completed"] == 200 and summary["num_retried"] > 0 and summary["num_servers"] == 3
+    times, taking, paid = np.array(summary["server_counts"]).T
+    assert times[0] == 0 and taking[0] == 1 and paid.max() == summary["max_paid_servers"] == 3
+    start, end = run.requests["arrival_time"].min(), run.requests["finish_time"].max()
+    hours = sum(
+        count * max(0.0, min(until, end) - max(since, start))
+        for since, until, count in zip(times, [*times[1:], np.inf], paid, strict=True)
+    )
+    assert summary["gpu_hours"] == pytest.approx(hours / 3600)
+    assert summary["cost"] == pytest.approx(summary["gpu_hours"] * 3.99)
+    assert "Servers paid for" in run.report()
+    lost = served("replicas=2", "failures=[{server:1,time_s:1}]", "retry_failed=false").summary
+    assert lost["aborted"] > 0 and lost["aborted"] + lost["completed"] == 200
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["failures=[{server:2,time_s:1}]"], "server 2 of 2"),
+        (["autoscaler.metric=slo"], "needs a limit to hold"),
+        (["autoscaler.metric=kv_use", "autoscaler.target=1"], "must be < 1 for kv_use"),
+        (["autoscaler.metric=queue", "autoscaler.most=1"], "replicas=2: must be from autoscaler.fewest=1"),
+        (["failures=[{server:0,time_s:1}]", "tiers=host"], "need engine=sim fleet=replicas tiers=none"),
+    ],
+)
+def test_servers_that_cannot_come_and_go_are_refused(changed: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config("replicas=2", *changed)
+
+
 @pytest.mark.parametrize("rate", [20, 200])
 def test_the_verdict_is_that_of_one_server_with_its_share_of_the_rate(rate: int) -> None:
     one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=500").summary

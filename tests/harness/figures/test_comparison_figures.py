@@ -43,6 +43,7 @@ SWEEPS: dict[str, tuple[pd.DataFrame, str]] = {
 }
 
 
+@pytest.mark.long
 def test_a_comparison_has_three_figures(tmp_path: Path) -> None:
     table, _ = SWEEPS["load and word"]
     paths = write_comparison_charts(table, curves_of(table), tmp_path, AS_USUAL)
@@ -66,6 +67,7 @@ def test_a_sweep_is_drawn_by_what_was_swept(case: str) -> None:
     assert page is not None and len(page.panels) == 7, "all that are known"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", few(sorted(SWEEPS, key=lambda case: case != "many")))
 def test_comparisons_are_drawn_at_both_widths(case: str) -> None:
     for width in ("page", "column"):

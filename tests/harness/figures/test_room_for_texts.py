@@ -174,6 +174,7 @@ def test_names_of_constants_do_not_overlap(width: Any, result: RunResult) -> Non
         assert all(below.y1 <= above.y0 for below, above in pairwise(boxes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["validation rows", pytest.param("validation steps", marks=pytest.mark.slow)])
 def test_every_format_asked_for_is_written(kind: str, result: RunResult, tmp_path: Path) -> None:
     plot = PlotConfig(formats=("svg", "pdf"), width="column", labels={"Mixed steps": "BOTH", "Mean TTFT": "FIRST"})

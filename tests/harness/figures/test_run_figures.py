@@ -29,6 +29,7 @@ CASES = {
 QUICK = ("saturated", "nothing finished", "two tokens", "all rejected")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "settings"),
     [

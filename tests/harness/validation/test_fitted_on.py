@@ -16,6 +16,7 @@ from tests.harness.measured.builders import (
 )
 
 
+@pytest.mark.long
 def test_constants_fitted_on_what_is_scored_are_called_so(tmp_path: Path) -> None:
     path = write_distserve(tmp_path / "m.exp", made_up())
     other = write_distserve(tmp_path / "n.exp", made_up().assign(num_prompt_tokens=9))

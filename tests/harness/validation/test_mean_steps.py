@@ -38,6 +38,7 @@ def test_steps_are_scored_at_medians_and_latencies_at_means(measured: list[str],
     assert max(abs(row["error_pct"]) for row in found["errors"]) < 0.01
 
 
+@pytest.mark.long
 def test_constants_are_fitted_to_medians_of_steps_and_to_means_of_latencies(
     measured: list[str], tmp_path: Path
 ) -> None:

@@ -27,9 +27,9 @@ SHAPES = [
 ]
 
 
-def run(backend: TorchBackend, case: Case) -> torch.Tensor:
+def run(backend: TorchBackend, case: Case, window: int = 0, sinks: torch.Tensor | None = None) -> torch.Tensor:
     out = torch.full_like(case.q, torch.nan)
-    backend.forward(case.q, case.stored(), case.metadata, case.scale, out)
+    backend.forward(case.q, case.stored(), case.metadata, case.scale, out, window, sinks)
     return out.float()
 
 
@@ -48,27 +48,29 @@ def test_step_of_chunks_and_decodes(shape: Shape) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 16, 17, 40, 1000])
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
-def test_windows(shape: Shape, window: int) -> None:
+def test_windows_and_sinks(shape: Shape, window: int) -> None:
     size = shape.block_size
     prefills = [(1, 1), (size, size), (size + 9, 9), (50, 50), (2 * size + 1, 1)]
     case = make_case(shape, prefills, [*edges(size), 0])
-    expected = naive_attention(case, window)
-    torch.testing.assert_close(run(TorchBackend(window), case), expected, atol=tolerance(shape.dtype), rtol=0)
+    backend = TorchBackend()  # for layers with and without windows and sinks
+    for seen, sinks in ((window, None), (0, torch.linspace(-2, 5, shape.heads)), (window, torch.randn(shape.heads))):
+        expected = naive_attention(case, seen, sinks)
+        torch.testing.assert_close(run(backend, case, seen, sinks), expected, atol=tolerance(shape.dtype), rtol=0)
 
 
 def test_a_window_hides_tokens_of_full_blocks_and_leaves_out_others() -> None:
     case = make_case(Shape(16, 4, 2, 64), [], [32])
-    torch.testing.assert_close(run(TorchBackend(20), case), naive_attention(case, 20), atol=2e-5, rtol=0)
+    torch.testing.assert_close(run(TorchBackend(), case, 20), naive_attention(case, 20), atol=2e-5, rtol=0)
     tables, lengths = torch.arange(60, dtype=torch.int32).view(1, -1), torch.tensor([900], dtype=torch.int32)
     (group,) = torch_decode.plan_decode(lengths, tables, case.k_cache, window=40).groups
     assert group.length == 52 + 12 and group.pieces.tolist() == [53, 54, 55, 56], "of the last 40 of 900 tokens"
 
 
-def test_other_backends_have_no_window() -> None:
-    assert select_backend("auto", CPU, torch.float32, 64, 16, window=9).window == 9
-    for name in ("flash", "triton", "torch_flash"):
-        with pytest.raises(BackendUnavailableError, match=f"'{name}': has no sliding window here; available: torch"):
-            select_backend(name, CPU, torch.float32, 64, 16, window=9)
+@pytest.mark.parametrize(("kind", "what"), [("windows", "windows and sinks"), ("latent", "latent attention")])
+def test_flash_attention_is_for_plain_attention_here(kind: Any, what: str) -> None:
+    for name in ("flash", "torch_flash"):
+        with pytest.raises(BackendUnavailableError, match=f"'{name}': has no {what} here"):
+            select_backend(name, CPU, torch.float32, 64, 16, kind=kind)
 
 
 @pytest.mark.parametrize("tile_bytes", [1, 1 << 14, 1 << 30])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -10,9 +12,12 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from kernels.attention.decode import decode_attention  # noqa: E402
+from kernels.attention.latent import latent_attention, one_token_each  # noqa: E402
 from kernels.attention.prefill import prefill_attention  # noqa: E402
+from kernels.attention.torch_backend import TorchBackend  # noqa: E402
 from kernels.attention.triton_backend import TritonBackend  # noqa: E402
-from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE
+from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE  # noqa: E402
+from kernels.cache.layer_kv import LayerKV  # noqa: E402
 from tests.kernels.builders import Case, Shape, in_float8, in_integers, make_case, naive_attention, tolerance  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -73,6 +78,47 @@ def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
     out = torch.full_like(case.q, torch.nan)
     TritonBackend().forward(case.q, case.stored(), case.metadata, case.scale, out)
     torch.testing.assert_close(out.cpu().float(), expected, atol=tolerance(shape.dtype), rtol=0)
+
+
+def test_windows_and_sinks(triton_device: str) -> None:
+    """In one split and in two: some queries see few keys of the first split, which alone has the sinks."""
+    case = make_case(Shape(7, 4, 2, 12), [(150, 5)], [0, 5, 150], triton_device)
+    meta, kv, first = case.metadata, case.stored(), case.metadata.num_prefill_tokens
+    sinks = torch.linspace(-3, 4, 4, device=triton_device)
+    for seen, splits in ((20, 1), (1, 1), (140, 2)):
+        out = torch.full_like(case.q, torch.nan)
+        prefill_attention(
+            case.q[:first], kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+            meta.max_seqlen_q, meta.max_prefill_context, out[:first], splits, seen, sinks,
+        )  # fmt: skip
+        decode_attention(
+            case.q[first:], kv, meta.decode_context_lens, meta.decode_block_tables, case.scale,
+            meta.max_decode_context, out[first:], splits, seen, sinks,
+        )  # fmt: skip
+        torch.testing.assert_close(out.cpu(), naive_attention(case, seen, sinks), atol=2e-5, rtol=0)
+
+
+def test_latent_attention(triton_device: str, heads: int = 5, rank: int = 20, rope: int = 6) -> None:
+    """Chunks, decodes and padding, in one split and in two, against attention whose values are parts of its keys."""
+    width = rank + rope
+    case = make_case(Shape(7, heads, 1, width), [(140, 4)], [0, 8, 140], triton_device)
+    latents, meta = case.stored().keys, case.metadata
+    case.v_cache.copy_(latents)
+    expected = naive_attention(replace(case, v=case.k))[..., :rank]
+    kv, first = LayerKV(latents, latents[..., :rank]), meta.num_prefill_tokens
+    outs = [torch.full_like(expected, torch.nan).to(triton_device) for _ in range(3)]
+    TorchBackend().forward(case.q, kv, meta, case.scale, outs[0])
+    TritonBackend().forward(case.q, kv, meta, case.scale, outs[1])
+    latent_attention(
+        case.q[:first], kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+        meta.max_seqlen_q, meta.max_prefill_context, outs[2][:first], 2,
+    )  # fmt: skip
+    latent_attention(
+        case.q[first:], kv, one_token_each(meta.decode_context_lens), meta.decode_context_lens,
+        meta.decode_block_tables, case.scale, 1, meta.max_decode_context, outs[2][first:], 2,
+    )  # fmt: skip
+    for out in outs:
+        torch.testing.assert_close(out.cpu(), expected, atol=2e-5, rtol=0)
 
 
 def test_prefill_longer_than_a_tile(triton_device: str) -> None:

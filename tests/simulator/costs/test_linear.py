@@ -7,7 +7,7 @@ import pytest
 from simulator.costs.cost import CostModel
 from simulator.costs.linear import LinearCost, constants
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from tests.simulator.builders import H100, MOE, QWEN, work
 
 VALUES = {"step_s": 0.02, "context_token_s": 1e-6, "prefill_step_s": 0.03, "prompt_token_s": 1e-4}
@@ -30,7 +30,7 @@ def test_a_step_is_what_the_formula_says(
 
 
 @pytest.mark.parametrize(("model", "ranks"), [(QWEN, 1), (QWEN, 2), (MOE, 1)])
-def test_the_defaults_follow_the_roofline_where_it_is_linear(model: ModelShape, ranks: int) -> None:
+def test_the_defaults_follow_the_roofline_where_it_is_linear(model: Model, ranks: int) -> None:
     values = {name: constant.default for name, constant in constants(model, H100, ranks).items()}
     costs: list[CostModel] = [LinearCost(values), RooflineCost(model, H100, ranks)]
     contexts = [cost.step_ns(work([], [20_000])) - cost.step_ns(work([], [10_000])) for cost in costs]

@@ -59,6 +59,17 @@ def test_a_decode_step_between_them_lies_on_the_line() -> None:
     assert found == pytest.approx(expected * 1e3, abs=1)
 
 
+def test_kv_is_read_more_often_beside_prompts_where_mixed_batches_were_not_measured() -> None:
+    alone = profile().tables["attention"].query("prefill_tokens == 0 or num_decodes == 0")
+    values = {name: constant.default for name, constant in constants(SLOW_LINK, 1).items()}
+    decodes, mixed = work([], [256] * 4), work([(0, 512, False)], [256] * 4)
+    added = LAYERS * 1e3 * attention_us(0, 0, 4, 256)
+    for tables, reads, extra in ((with_tables(profile(), attention=alone), 2.5, 1.5 * added), (profile(), 2.5, 0.0)):
+        plain, often = (ProfiledCost(tables, MODEL, 1, values, kv_reads=each) for each in (1.0, reads))
+        assert often.step_ns(decodes) == plain.step_ns(decodes)
+        assert often.step_ns(mixed) - plain.step_ns(mixed) == pytest.approx(extra, abs=1)
+
+
 def test_a_prefill_step_counts_the_fixed_cost_of_attention_once() -> None:
     step = work([(256, 128, True), (0, 512, False)], [])
     attention = attention_us(128, 256, 0, 0) + attention_us(512, 0, 0, 0) - attention_us(16, 0, 0, 0)

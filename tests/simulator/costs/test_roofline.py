@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import KVDtype
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import ACCOUNTS, GIB, DeviceTooSmallError, size_kv_pool
-from tests.simulator.builders import H100, MOE, QWEN, WINDOWED, load_model
+from simulator.models.hardware import Device
+from simulator.models.kv_pool import GIB
+from simulator.models.memory import ACCOUNTS, DeviceTooSmallError, size_kv_pool
+from simulator.models.model import Model
+from tests.simulator.builders import H100, MODEL, MOE, QWEN, WINDOWED, load_model, resized
 
 
 def summed(
@@ -24,12 +26,12 @@ def summed(
     return StepWork(made, num_decodes, num_context_tokens, 0, tokens_per_decode=tokens_per_decode)
 
 
-def reference_s(model: ModelShape, device: Device, tp: int, step: StepWork) -> float:
+def reference_s(model: Model, device: Device, tp: int, step: StepWork) -> float:
     """Seconds of a step, one operator at a time, as the module's docstring has it."""
     bandwidth = device.memory_bandwidth * device.memory_efficiency
     flops = device.flops["bf16"] * device.flops_efficiency
-    b, hidden = 2, model.hidden_size
-    heads, kv_heads = model.num_attention_heads // tp, max(1, model.num_kv_heads // tp)
+    b, hidden, sizes = 2, model.hidden_size, model.sizes
+    heads, kv_heads = sizes["num_attention_heads"] // tp, max(1, sizes["num_kv_heads"] // tp)
     decoding = step.num_decodes * step.tokens_per_decode
     tokens = decoding + sum(chunk.num_tokens for chunk in step.chunks)
     sampled = decoding + sum(chunk.is_last for chunk in step.chunks)
@@ -37,27 +39,32 @@ def reference_s(model: ModelShape, device: Device, tp: int, step: StepWork) -> f
     def linear(rows: float, columns: float, n: float) -> float:
         return max(rows * columns * b / bandwidth, 2 * rows * columns * n / flops)
 
-    layer = linear(hidden, (heads + 2 * kv_heads) * model.head_dim, tokens)
-    layer += linear(heads * model.head_dim, hidden, tokens)
-    if model.num_experts:
-        experts, k, width = model.num_experts, model.num_experts_per_token, model.moe_intermediate_size
+    layer = linear(hidden, (heads + 2 * kv_heads) * sizes["head_dim"], tokens)
+    layer += linear(heads * sizes["head_dim"], hidden, tokens)
+    if sizes["num_experts"]:
+        experts, k, width = sizes["num_experts"], sizes["num_experts_per_token"], sizes["moe_intermediate_size"]
         hit = experts * (1 - (1 - k / experts) ** tokens)
         layer += linear(hidden, experts, tokens)
         layer += linear(hidden * hit, 2 * width / tp, tokens * k / hit)
         layer += linear(width * hit / tp, hidden, tokens * k / hit)
         active = k * width
     else:
-        layer += linear(hidden, 2 * model.intermediate_size / tp, tokens)
-        layer += linear(model.intermediate_size / tp, hidden, tokens)
-        active = model.intermediate_size
-    elementwise = 8 * hidden + 2 * (heads + kv_heads) * model.head_dim + 4 * kv_heads * model.head_dim + 3 * active / tp
+        layer += linear(hidden, 2 * sizes["intermediate_size"] / tp, tokens)
+        layer += linear(sizes["intermediate_size"] / tp, hidden, tokens)
+        active = sizes["intermediate_size"]
+    elementwise = (
+        8 * hidden + 2 * (heads + kv_heads) * sizes["head_dim"] + 4 * kv_heads * sizes["head_dim"] + 3 * active / tp
+    )
     layer += tokens * elementwise * b / bandwidth
-    kv_token = 2 * kv_heads * model.head_dim * b
-    pair_flops = 4 * heads * model.head_dim
-    windowed = model.num_sliding_layers / model.num_layers
-    for window, share in ((10**9, 1 - windowed), (model.sliding_window, windowed)):
+    kv_token = 2 * kv_heads * sizes["head_dim"] * b
+    pair_flops = 4 * heads * sizes["head_dim"]
+    reads = heads / kv_heads if step.chunks and not device.shares_kv_reads else 1
+    windowed = sizes["num_sliding_layers"] / model.num_layers
+    for window, share in ((10**9, 1 - windowed), (sizes["sliding_window"], windowed)):
         contexts = min(step.num_context_tokens, step.num_decodes * window)
-        layer += share * max(contexts * kv_token / bandwidth, step.tokens_per_decode * contexts * pair_flops / flops)
+        layer += share * max(
+            reads * contexts * kv_token / bandwidth, step.tokens_per_decode * contexts * pair_flops / flops
+        )
         for chunk in step.chunks:
             pairs = sum(min(chunk.start + i + 1, window) for i in range(chunk.num_tokens))
             read = min(chunk.start, window) + chunk.num_tokens
@@ -79,6 +86,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 500), st.boolea
     st.sampled_from([1, 1, 2, 5, 400]),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([QWEN, MOE, WINDOWED]),
+    st.booleans(),
 )
 def test_step_time_is_the_sum_of_its_operators(
     chunks: list[tuple[int, int, bool]],
@@ -86,14 +94,16 @@ def test_step_time_is_the_sum_of_its_operators(
     mean_context: int,
     per_decode: int,
     tp: int,
-    model: ModelShape,
+    model: Model,
+    shares_kv_reads: bool,
 ) -> None:
     """Also where each decode computes several tokens, so many that attention is bound by arithmetic."""
     if not chunks and not num_decodes:
         num_decodes = 1
     step = summed(chunks, num_decodes, num_decodes * mean_context, tokens_per_decode=per_decode)
-    expected = reference_s(model, H100, tp, step)
-    assert RooflineCost(model, H100, tp).step_ns(step) == pytest.approx(expected * 1e9, rel=1e-9, abs=1)
+    device = replace(H100, shares_kv_reads=shares_kv_reads)
+    expected = reference_s(model, device, tp, step)
+    assert RooflineCost(model, device, tp).step_ns(step) == pytest.approx(expected * 1e9, rel=1e-9, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +148,10 @@ def test_layers_with_a_window_hold_the_window_of_each_sequence() -> None:
     left = pool.usable_bytes - pool.weight_bytes - pool.activation_bytes - pool.outside_bytes
     assert pool.num_blocks == (left - pool.window_bytes) // pool.block_bytes
     assert "sliding windows 1.03 GiB)" in pool.describe() and "2·layers without window·" in pool.describe()
-    whole = size_kv_pool(replace(oss, num_sliding_layers=0), H100, block_size=16, max_num_seqs=256, **settings)  # type: ignore[arg-type]
+    whole = size_kv_pool(resized(oss, num_sliding_layers=0), H100, block_size=16, max_num_seqs=256, **settings)  # type: ignore[arg-type]
     assert 1.9 < pool.num_blocks / whole.num_blocks < 2
     # Windows as long as contexts, or layers that all have one: whole contexts in all layers.
-    for model in (replace(oss, sliding_window=100_000), replace(oss, num_sliding_layers=24)):
+    for model in (resized(oss, sliding_window=100_000), resized(oss, num_sliding_layers=24)):
         assert size_kv_pool(model, H100, block_size=16, max_num_seqs=256, **settings) == whole  # type: ignore[arg-type]
 
 
@@ -170,8 +180,9 @@ def test_a_kv_cache_in_8_bits_takes_half() -> None:
 def test_an_integer_kv_cache_takes_its_elements_and_a_scale_per_token_and_head(dtype: KVDtype, row_bytes: int) -> None:
     llama = load_model("llama-3.1-8b")
     model = replace(llama, kv_dtype=dtype)
-    assert model.head_dim == 128 and model.kv_bytes_per_token() == 2 * 32 * 8 * row_bytes
-    assert replace(model, head_dim=129).kv_row_bytes == {"auto": 258, "fp8": 129, "int8": 131, "int4": 67}[dtype]
+    assert model.sizes["head_dim"] == 128 and model.kv_bytes_per_token() == 2 * 32 * 8 * row_bytes
+    row_of_129 = {"auto": 258, "fp8": 129, "int8": 131, "int4": 67}[dtype]
+    assert resized(model, head_dim=129).kv_bytes_per_token() == 2 * 32 * 8 * row_of_129
     limits = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192, "max_num_seqs": 256, "block_size": 16}
     wide_pool, pool = (size_kv_pool(each, H100, tensor_parallel_size=1, **limits) for each in (llama, model))  # type: ignore[arg-type]
     assert pool.num_blocks == pytest.approx(wide_pool.num_blocks * 256 / row_bytes, abs=4)
@@ -196,7 +207,8 @@ def test_a_device_too_small_says_so() -> None:
 
 
 def test_a_step_of_the_smallest_model_on_the_fastest_device_takes_time() -> None:
-    model = ModelShape("small", 1, 1, 1, 1, 1, 1, 1, True, 64, "bf16", 2)
+    ones = ("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "vocab_size")
+    model = resized(MODEL, **dict.fromkeys(ones, 1), intermediate_size=1, tie_word_embeddings=True)
     fast = replace(H100, memory_bandwidth=1e16, flops={"bf16": 1e20, "fp32": 1e20}, step_overhead_s=0.0)
     cost = RooflineCost(model, fast)
     assert cost.step_ns(summed([(0, 1, True)], 0, 0)) == cost.step_ns(summed([], 1, 1)) == 1

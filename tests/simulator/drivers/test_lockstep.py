@@ -12,7 +12,7 @@ from engine.core.routing.round_robin import RoundRobin
 from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
-from simulator.drivers.lockstep import Lockstep
+from simulator.drivers.lockstep import Lockstep, Shared
 from simulator.drivers.phases import ARRIVALS, Phase
 from simulator.gateway import Gateway
 from simulator.replica import Replica
@@ -27,8 +27,17 @@ class ByTokens(FlatCost):
         return 1000 + 10 * sum(chunk.num_tokens for chunk in work.chunks)
 
 
+def nothing(num_tokens: int) -> int:
+    return 0
+
+
 def serve(
-    prompts: list[int], outputs: list[int], times: NDArray[np.int64], num_servers: int, costs: tuple[FlatCost, ...] = ()
+    prompts: list[int],
+    outputs: list[int],
+    times: NDArray[np.int64],
+    num_servers: int,
+    costs: tuple[FlatCost, ...] = (),
+    shared_ns: Shared = nothing,
 ) -> list[PlanLog]:
     """By servers whose steps `costs` price, by default all by tokens."""
     env, logs = simpy.Environment(initial_time=0), [PlanLog() for _ in range(num_servers)]
@@ -36,7 +45,7 @@ def serve(
     replicas = [Replica(make(8), cost, log, compress=False) for cost, log in zip(prices, logs, strict=True)]
     trace = simple_trace(prompts, outputs)
     gateway = Gateway(OpenLoop(times), request_factory(trace, 4), replicas, RoundRobin(NoOptions()))
-    Lockstep(env, replicas)
+    Lockstep(env, replicas, shared_ns)
     for time in np.unique(times).tolist():
         event = Phase(env, ARRIVALS, time)
         event.callbacks.append(lambda event: gateway.dispatch(env.now))
@@ -72,8 +81,13 @@ def test_a_server_without_work_runs_a_dummy_step_beside_the_others() -> None:
     assert [durations.tolist() for _, durations in busy.plans] == [[5000]] * 3 and not idle.plans
 
 
+def test_what_ranks_share_is_of_the_tokens_of_all_and_idle_ones_have_one() -> None:
+    busy, _ = serve([4], [3], np.array([0]), 2, shared_ns=lambda num_tokens: 100 * num_tokens)
+    assert [durations.tolist() for _, durations in busy.plans] == [[1040 + 500], [1000 + 200], [1000 + 200]]
+
+
 @pytest.mark.parametrize("options", [{"compress": True}, {"compress": False, "max_lookahead_steps": 2}])
 def test_servers_that_do_not_plan_each_step_are_refused(options: dict[str, int]) -> None:
     replica = Replica(make(4), FlatCost(), PlanLog(), **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="each step is planned on its own"):
-        Lockstep(simpy.Environment(), [replica])
+        Lockstep(simpy.Environment(), [replica], nothing)

@@ -24,11 +24,11 @@ from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile import archive
 from simulator.profile.checks import differences, kv_dtype_of
 from simulator.profile.profile import ProfileError
-from tests.simulator.builders import H100, QWEN
+from tests.simulator.builders import H100, QWEN, resized
 
 SIZES = (32, 1024, 4096, 16384)
 TOKENS = (1, 8, 64, 512, 4096)
-MODEL = replace(QWEN, num_layers=2)
+MODEL = resized(QWEN, num_layers=2)
 
 
 def gemm_us(m: float, n: float, k: float) -> float:
@@ -64,8 +64,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows["us"] = [factor * gemm_us(*point) for point in grid]
         write(root, "made_up", "gemm", "vllm", version, "gemm_perf", rows)
     heads: dict[str, Any] = {
-        "num_heads": MODEL.num_attention_heads, "num_key_value_heads": MODEL.num_kv_heads, "head_dim": MODEL.head_dim,
-        "kv_cache_dtype": "bfloat16", "window_size": 0,
+        "num_heads": MODEL.sizes["num_attention_heads"], "num_key_value_heads": MODEL.sizes["num_kv_heads"],
+        "head_dim": MODEL.sizes["head_dim"], "kv_cache_dtype": "bfloat16", "window_size": 0,
     }  # fmt: skip
     decodes = [(b, c) for b in (1, 16, 256) for c in (1, 1024, 8192)]
     rows = pd.DataFrame(decodes, columns=["batch_size", "step"]).assign(
@@ -79,7 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(root: Path, system: str = "made_up", **changes: Any) -> Any:
-    return compile_profile(Path(f"{root}:{system}"), replace(MODEL, **changes), 1, 64, H100)
+    return compile_profile(Path(f"{root}:{system}"), resized(MODEL, **changes), 1, 64, H100)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -154,11 +154,11 @@ def test_a_step_costs_what_the_tables_and_the_rules_say(root: Path) -> None:
     profile = compiled(root)
     constants = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0}
     cost = ProfiledCost(profile, MODEL, 1, constants)
-    layers, hidden, width = MODEL.num_layers, MODEL.hidden_size, MODEL.intermediate_size
-    heads = (MODEL.num_attention_heads + 2 * MODEL.num_kv_heads) * MODEL.head_dim
+    layers, hidden, width = MODEL.num_layers, MODEL.hidden_size, MODEL.sizes["intermediate_size"]
+    heads = (MODEL.sizes["num_attention_heads"] + 2 * MODEL.sizes["num_kv_heads"]) * MODEL.sizes["head_dim"]
     shapes = [
         (heads, hidden),
-        (hidden, MODEL.num_attention_heads * MODEL.head_dim),
+        (hidden, MODEL.sizes["num_attention_heads"] * MODEL.sizes["head_dim"]),
         (2 * width, hidden),
         (hidden, width),
     ]

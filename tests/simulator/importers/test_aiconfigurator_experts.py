@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from hypothesis import strategies as st
 from simulator.importers.aiconfigurator.experts import KERNELS, copying_work, experts
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import ProfileError
-from tests.simulator.builders import QWEN
+from tests.simulator.builders import QWEN, resized
 
 FIXED_US = 20.0
 US_PER_WEIGHT = 1e-8
 TOKENS = (1, 2, 4, 8, 64, 512, 4096, 16384)
-GPT_OSS = replace(
+GPT_OSS = resized(
     QWEN, hidden_size=2880, num_experts=128, num_experts_per_token=4, moe_intermediate_size=2880,
     quantization=QUANTIZATIONS["mxfp4"],
 )  # fmt: skip
@@ -65,7 +64,7 @@ def test_the_work_of_an_expert_is_taken_over_and_launches_stay(name: str, ranks:
 
 
 def test_padding_is_what_is_read() -> None:
-    whole = replace(GPT_OSS, hidden_size=3072, moe_intermediate_size=2944)
+    whole = resized(GPT_OSS, hidden_size=3072, moe_intermediate_size=2944)
     padded, exact = (experts(Tables(), model, 1, "marlin")[0] for model in (GPT_OSS, whole))  # type: ignore[arg-type]
     np.testing.assert_allclose(padded.times_us, exact.times_us)
 
@@ -83,7 +82,7 @@ def test_padding_is_what_is_read() -> None:
 )
 def test_what_was_not_timed_is_refused_by_name(changes: dict[str, Any], ranks: int, kernel: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
-        experts(Tables(), replace(GPT_OSS, **changes), ranks, kernel)  # type: ignore[arg-type]
+        experts(Tables(), resized(GPT_OSS, **changes), ranks, kernel)  # type: ignore[arg-type]
 
 
 def test_padded_inputs_and_outputs_are_copied_by_one_kernel_each() -> None:

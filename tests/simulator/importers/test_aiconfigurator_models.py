@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.rules import elementwise_work
 from simulator.profile.profile import ProfileError
-from tests.simulator.builders import QWEN
+from tests.simulator.builders import QWEN, resized
 
 WINDOW = 128
 FULL = AttentionShape(64, 8, 64, "bfloat16")
@@ -82,8 +81,8 @@ def test_a_few_more_query_heads_stand_in_for_a_number_that_was_not_measured() ->
 
 
 def test_norms_of_query_and_key_are_two_kernels_of_a_layer() -> None:
-    assert QWEN.qk_norm
+    assert QWEN.sizes["qk_norm"]
     kernels, moved = elementwise_work(QWEN, 2)
-    plain_kernels, plain_moved = elementwise_work(replace(QWEN, qk_norm=False), 2)
+    plain_kernels, plain_moved = elementwise_work(resized(QWEN, qk_norm=False), 2)
     assert kernels - plain_kernels == 2
     assert moved - plain_moved == 2 * (16 + 4) * 128 * 2  # reads and writes 16 heads of queries and 4 of keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.rules import SUSTAINED
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import ProfileError
-from tests.simulator.builders import QWEN
+from tests.simulator.builders import QWEN, resized
 
 FULL = (64, 128, 256, 512, 768, 1024, 32768)
 RATES = {
     "mem_bw": 1e12, "mem_bw_empirical_scaling_factor": 1.0, "mem_empirical_constant_latency": 1e-6,
 }  # fmt: skip
-MOE = replace(
+MOE = resized(
     QWEN, num_experts=128, num_experts_per_token=8, moe_intermediate_size=1536, quantization=QUANTIZATIONS["fp8_block"]
 )
 

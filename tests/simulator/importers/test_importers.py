@@ -18,17 +18,17 @@ from simulator.costs.profiled import ProfiledCost
 from simulator.importers import open_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.models.hardware import ModelShape
+from simulator.models.model import Model
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import save_profile
-from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, work
+from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, resized, work
 from tests.simulator.importers.builders import write_bundle, write_gains, write_profiling
 
 DATA = Path(__file__).parents[3] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 
 
-def step_ns(measured: Profile, model: ModelShape, step: StepWork, ranks: int = 1) -> int:
+def step_ns(measured: Profile, model: Model, step: StepWork, ranks: int = 1) -> int:
     values = {name: constant.default for name, constant in constants(SLOW_LINK, ranks).items()}
     return ProfiledCost(measured, model, ranks, values).step_ns(step)
 
@@ -76,7 +76,7 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
 
 def test_experts_are_priced_by_how_many_of_them_tokens_use(bundle: Path) -> None:
     """Router and experts of a layer take 10 us, 3 per expert used and 0.1 per token; 2 of 16 experts per token."""
-    model = replace(MODEL, num_experts=16, num_experts_per_token=2, moe_intermediate_size=32)
+    model = resized(MODEL, num_experts=16, num_experts_per_token=2, moe_intermediate_size=32)
     with pytest.raises(ProfileError, match="no moe.csv in '.*tp1' .there: attention.csv, dense.csv, per_sequence.csv"):
         read_bundle(bundle, model, 1, 256, SLOW_LINK)
     rows = [
@@ -148,7 +148,7 @@ def test_a_broken_bundle_is_named(bundle: Path) -> None:
 @pytest.mark.parametrize(("name", "ranks", "layers", "first"), [("Llama-3.1-8B", 1, 32, 33), ("Qwen3-32B", 2, 64, 73)])
 def test_published_bundles(name: str, ranks: int, layers: int, first: int) -> None:
     """`first` is the least batch whose contexts are not split, with 8 KV heads on so many ranks."""
-    model = replace(MODEL, name=f"owner/{name}", num_layers=layers, num_kv_heads=8)
+    model = resized(MODEL, name=f"owner/{name}", num_layers=layers, num_kv_heads=8)
     card = replace(SLOW_LINK, name="NVIDIA RTX PRO 6000 Blackwell Server Edition", multiprocessors=188)
     measured = open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, ranks, 128, card)
     uneven = measured.tables["uneven"]
@@ -185,7 +185,7 @@ def test_vidur_all_reduces_come_from_the_network_folder(profiling: Path) -> None
 
 def test_what_vidur_lacks_is_named(profiling: Path) -> None:
     with pytest.raises(ProfileError, match="n_embd 64, but test has hidden_size=128"):
-        read_profiling(profiling, replace(MODEL, hidden_size=128), 1, 256, SLOW_LINK)
+        read_profiling(profiling, resized(MODEL, hidden_size=128), 1, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="no rows for 4 ranks .measured: 1, 2"):
         read_profiling(profiling, MODEL, 4, 256, SLOW_LINK)
     (profiling.parents[3] / "network" / "a100_dgx" / "all_reduce.csv").unlink()

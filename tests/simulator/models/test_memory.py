@@ -10,14 +10,8 @@ import pytest
 from experiments.kv_pool.__main__ import parts, scores
 from experiments.kv_pool.lines import card, predicted, read_lines, shape, with_predictions
 from simulator.models.hardware import Device
-from simulator.models.memory import (
-    ACCOUNTS,
-    GIB,
-    DeviceTooSmallError,
-    early_activation_bytes,
-    fill_kv_pool,
-    size_kv_pool,
-)
+from simulator.models.kv_pool import GIB
+from simulator.models.memory import ACCOUNTS, DeviceTooSmallError, early_activation_bytes, fill_kv_pool, size_kv_pool
 from tests.simulator.builders import H100, load_model
 
 H100_80GB = card("H100 80GB")
@@ -57,13 +51,13 @@ def test_buffers_of_nccl_are_held_on_several_gpus_with_nvlink_only() -> None:
 
 
 def test_published_pools_are_met() -> None:
-    """A small rest beside large weights is the only line beyond 3 %."""
+    """Beyond 1 % are a small rest beside large weights, and CUDA graphs on a card of 24 GB."""
     lines = with_predictions(read_lines())
     assert len(lines) >= 30 and lines["link"].str.startswith("https://").all()
     for part in parts(lines).values():
         assert scores(part)["median_pct"] < 0.2
     beyond = lines[lines["error_pct"].abs() > 1]
-    assert list(beyond["model"]) == ["qwen2.5-72b"] and beyond["kv_gib"].item() < 4
+    assert set(beyond["model"]) == {"qwen2.5-72b", "qwen2.5-7b", "qwen2.5-0.5b"} and beyond["error_pct"].abs().max() < 2
 
 
 @pytest.mark.parametrize(
@@ -87,6 +81,29 @@ def test_large_weights_fill_their_segments(model: str, ranks: int, gib: float) -
         max_num_seqs=1024,
     )
     assert pool.weight_bytes / GIB == pytest.approx(gib, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "account", "gib"),
+    [  # of vLLM 0.11 (llm-d/llm-d-benchmark) and of 0.19 (llm-d-planner), on H100
+        ("gpt-oss-20b", 1, "vllm_0.9", 13.47),
+        ("gpt-oss-120b", 1, "vllm_0.9", 64.38),
+        ("gpt-oss-20b", 2, "vllm_0.17", 7.01),
+    ],
+)
+def test_experts_in_mxfp4_are_padded(model: str, ranks: int, account: str, gib: float) -> None:
+    limits = {**LIMITS, "tensor_parallel_size": ranks}
+    pool = size_kv_pool(load_model(model), H100_80GB, gpu_memory_utilization=0.98, memory_account=account, **limits)
+    assert pool.weight_bytes / GIB == pytest.approx(gib, rel=0.015)
+
+
+def test_an_estimate_of_the_cuda_graphs_is_set_apart() -> None:
+    """As vLLM logs it for 102 graphs on H100, 0.84 GiB for 36 layers; and 2.73 GiB for 86 of 80 layers by NCCL."""
+    graphs = ACCOUNTS["vllm"].graph_bytes
+    assert graphs(load_model("qwen3-8b"), H100_80GB, 102, 1) / GIB == pytest.approx(0.84, abs=0.03)
+    large = shape("qwen2.5-72b", "none", "bfloat16", "auto")
+    assert graphs(large, card("L40S"), 86, 4) / GIB == pytest.approx(2.73, abs=0.05)
+    assert graphs(large, card("L40S"), 0, 4) == 0 == ACCOUNTS["vllm_0.17"].graph_bytes(large, H100_80GB, 102, 1)
 
 
 def test_every_line_fits_by_its_own_settings() -> None:

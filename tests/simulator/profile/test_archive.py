@@ -14,7 +14,7 @@ from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile import archive
 from simulator.profile.archive import Entry, entry_name, find_profile, write_archive
 from simulator.profile.profile import ProfileError
-from tests.simulator.builders import MODEL, OPTIONAL_TABLES, by_tokens, profile
+from tests.simulator.builders import MODEL, OPTIONAL_TABLES, by_tokens, profile, resized
 
 SHAPE = {"num_layers": MODEL.num_layers, "hidden_size": MODEL.hidden_size, "vocab_size": MODEL.vocab_size}
 PROFILE = profile(shape=SHAPE, source={"quantization": "none", "kv_cache_dtype": "auto"})
@@ -44,7 +44,7 @@ def test_an_archive_gives_back_its_profiles_and_no_other(path: Path) -> None:
         ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype": "fp8"}, 1),
     ]  # fmt: skip
     for system, changes, ranks in others:
-        assert find_profile(system, replace(MODEL, **changes), ranks, 8) is None
+        assert find_profile(system, resized(MODEL, **changes), ranks, 8) is None
 
 
 def test_equal_tables_are_stored_once_and_equal_profiles_make_an_equal_file(path: Path, tmp_path: Path) -> None:

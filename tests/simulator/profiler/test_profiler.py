@@ -84,6 +84,7 @@ def test_the_operators_are_all_that_a_forward_pass_runs(family: str) -> None:
     assert model.counts["index_copy_"] >= 2 * model_config.num_layers  # KV stores, so the counting works
 
 
+@pytest.mark.long
 def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: Path) -> None:
     folder = tmp_path / "cpu" / "small" / "tp1"
     told: list[tuple[float, str]] = []
@@ -263,6 +264,7 @@ def test_timed_blocks_lie_in_one_piece_and_belong_to_one_sequence(counts: list[i
     assert held == list(range(sum(counts)))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_ranks")
 def test_all_reduce_is_timed_on_real_ranks() -> None:
     collectives = Collectives("cpu", 2)

@@ -16,7 +16,9 @@ class CapacityConfig(ConfigModel):
 
     Attributes:
         over: the key to raise; null takes the load of the arrival process (arrival.rate, arrival.concurrency or
-            arrival.time_scale). The search starts at the value that the key has.
+            arrival.time_scale). The search starts at the value that the key has. With over=replicas it looks for the
+            fewest servers that hold the SLO at the load as it is.
+        target_rate: how many servers bear so many requests/s; the same as over=replicas arrival.rate=<this>.
         precision: the search ends when the 95 % interval reaches this share of the capacity to each side, or less.
         max_probes: most runs of a search.
         num_requests: requests of a probe; the first ones, which find the neighbourhood, have a fifth, and the last ones
@@ -28,6 +30,7 @@ class CapacityConfig(ConfigModel):
     """
 
     over: Text | None = None
+    target_rate: PositiveFloat | None = None
     precision: Annotated[float, Field(ge=0.001, le=0.5)] = 0.02
     max_probes: Annotated[int, Field(ge=6, le=500)] = 12
     num_requests: Annotated[RequestCount, Field(ge=100)] = 40_000

@@ -6,9 +6,10 @@ from harness.config.schema.metrics import SloConfig
 from harness.config.schema.system import CostConfig, EngineConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 
-Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "plot", "capacity", "search"]
+Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "plot", "capacity", "search", "serve"]
 
 
 def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:
@@ -56,3 +57,11 @@ def check_searches(task: Task, slo: SloConfig, capacity: CapacityConfig, search:
         raise ValueError("search.space: task=search needs keys to vary, such as search.space={block_size:[16,32]}")
     if task != "search" and (key := search.changed()):
         raise ValueError(f"search.{key}: read by task=search only")
+
+
+def check_serving(task: Task, serve: ServeConfig, engine: EngineConfig) -> None:
+    """Raise ValueError where nothing could be served, or keys are given that the task does not read."""
+    if task != "serve" and (key := serve.changed()):
+        raise ValueError(f"serve.{key}: read by task=serve only")
+    if engine.kind == "openai" and task not in ("run", "report", "plot", "capacity"):
+        raise ValueError(f"engine=openai: task={task} needs another engine; task=run drives a server")

@@ -125,3 +125,33 @@ def test_rules_differ_in_what_they_keep() -> None:
         serve([99])
         kept[eviction] = {name for name, hashes in prompts.items() if hashes[1] in manager.index}
     assert kept == {"unhashed_first": {"b"}, "fifo": {"b"}, "lfu": {"a"}}
+
+
+@pytest.mark.parametrize("eviction", ["unhashed_first", "lru"])
+@pytest.mark.parametrize("seed", range(4))
+def test_cached_blocks_that_take_more_memory_are_fewer_and_the_oldest_go(eviction: Eviction, seed: int) -> None:
+    """At any time they fit in what is free; and what was given back last is still there."""
+    rng, cached_size = random.Random(seed), 2.5
+    manager = BlockManager(40, 1, eviction=eviction, cached_size=cached_size)
+    held: list[Sequence] = []
+    for number in range(400):
+        length = rng.randint(1, 8)
+        sequence = bare_sequence(number, length, 1, block_hashes=[100 * rng.randrange(12) + i for i in range(length)])
+        match = manager.match(sequence)
+        if manager.blocks_needed(sequence, match, length) <= manager.num_free_blocks:
+            manager.admit(sequence, match, length)
+            manager.register(sequence, length)
+            manager.settle()
+            held.append(sequence)
+        while held and rng.random() < 0.6:
+            last = held.pop(rng.randrange(len(held)))
+            blocks = len(last.block_table)
+            manager.release(last)
+            room = int((manager.num_free_blocks - blocks) / cached_size)
+            assert last.block_hashes is not None
+            assert manager.cached_prefix(last.block_hashes)[0] >= min(blocks - 1, room)
+        manager.check_integrity(held)
+    for sequence in held:
+        manager.release(sequence)
+    manager.check_integrity([])
+    assert sum(manager.pool.is_queued(block) for block in range(40)) == 40 / cached_size

@@ -27,6 +27,7 @@ class Server:
     num_running: int = 0
     num_free_blocks: int = 0
     num_blocks: int = 60
+    number: int = 0
     asked: list[Request] = field(default_factory=list)
 
     def prefix_hits(self, request: Request) -> int:
@@ -115,15 +116,18 @@ def test_all_pairs_of_servers_are_drawn_and_two_choices_are_far_more_even_than_o
 def test_a_session_stays_and_another_server_moves_only_the_sessions_that_it_gets(
     count: int, sessions: list[int]
 ) -> None:
-    rule, busy = make("session_affinity"), [Server(num_requests=number) for number in range(count)]
+    rule, busy = make("session_affinity"), [Server(number, number=number) for number in range(count)]
     before = {session: rule.choose(request(session=session), busy) for session in sessions}
-    after = {session: rule.choose(request(session=session), [Server(), *busy[1:], Server()]) for session in sessions}
+    more = [Server(), *busy[1:], Server(number=count)]
+    after = {session: rule.choose(request(session=session), more) for session in sessions}
     assert all(after[session] in (before[session], count) for session in sessions)
+    fewer = {session: more[1:][rule.choose(request(session=session), more[1:])].number for session in sessions}
+    assert all(fewer[session] == after[session] for session in sessions if after[session])
     assert rule.choose(request(), [Server(2), Server(1)]) == 1  # without a session by load
 
 
 def test_sessions_are_spread_over_all_servers() -> None:
-    rule, servers = make("session_affinity"), [Server()] * 5
+    rule, servers = make("session_affinity"), [Server(number=number) for number in range(5)]
     chosen = [rule.choose(request(session=number), servers) for number in range(1000)]
     assert all(150 < count < 250 for count in counts_of(chosen, 5))
 
@@ -226,13 +230,12 @@ def test_a_rule_that_does_not_exist_is_refused_by_name() -> None:
     assert find_router("mine:Rule") is None  # not imported yet
 
 
-@given(st.integers(0, 12), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 8)), max_size=30))
-def test_what_is_known_of_a_cache_are_the_blocks_used_last(capacity: int, prompts: list[tuple[int, int]]) -> None:
+@given(st.integers(0, 12), st.lists(st.text("ab", max_size=7), max_size=30))
+def test_what_is_known_of_a_cache_are_the_blocks_used_last(capacity: int, prompts: list[str]) -> None:
     estimate, used = PrefixEstimate(capacity), list[int]()  # in order of use, the last at the end
-    for family, length in prompts:
-        hashes = [100 * family + block for block in range(length)]
-        kept = used[len(used) - capacity :] if capacity < len(used) else used
-        expected = next((i for i, block in enumerate(hashes) if block not in kept), length)
+    for prompt in prompts:
+        hashes = [int("1" + prompt[:end].translate({97: "0", 98: "1"}), 2) for end in range(1, len(prompt) + 1)]
+        expected = next((i for i, block in enumerate(hashes) if block not in used), len(hashes))
         assert estimate.num_hits(hashes) == expected
         estimate.add(hashes)
         used = [block for block in used if block not in hashes] + hashes[::-1]

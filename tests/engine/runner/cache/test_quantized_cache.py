@@ -35,6 +35,7 @@ def alone(params: SamplingParams, dtype: KVDtype) -> list[list[int]]:
     return generate(params, kv_cache_dtype=dtype, **cut)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.slow), "int4", "fp8"])
 def test_tokens_do_not_depend_on_how_the_work_is_cut_up(dtype: KVDtype, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: Counter[str] = Counter()
@@ -84,7 +85,8 @@ def test_a_block_has_the_bytes_that_the_simulator_counts(dtype: KVDtype, ranks: 
     sizes = ["model=tiny", f"tensor_parallel_size={ranks}", "block_size=8", "num_blocks=5"]
     configured = config(*sizes, f"engine.kv_cache_dtype={dtype}")
     shape = resolve(configured).model
-    model = replace(MODEL, num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    sizes_of: dict[str, Any] = {key: shape.sizes[key] for key in ("num_layers", "num_kv_heads", "head_dim")}
+    model = replace(MODEL, **sizes_of)
     stored = kv_cache.cache_dtype(EngineConfig(kv_cache_dtype=dtype), model)
     each = kv_cache.block_bytes(model, 8, ranks, stored)
     assert each == 8 * shape.kv_bytes_per_token(ranks) == resolve(configured).pool.block_bytes

@@ -105,7 +105,7 @@ def test_a_drafter_takes_time_and_memory() -> None:
         (
             ("speculation=draft_model", "tensor_parallel_size=8", "speculation.drafter.num_attention_heads=12",
              "speculation.drafter.num_kv_heads=4"),
-            "speculation.drafter: its 12 attention heads and 4 KV heads .*",
+            "speculation.drafter: tensor_parallel_size=8 must divide model.num_attention_heads=12 of the drafter",
         ),
     ],
 )  # fmt: skip

@@ -27,7 +27,10 @@ def test_null_takes_the_format_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["quantization=fp4"], "quantization='fp4': choose one of none, fp8, fp8_block, int8, int4, nvfp4, mxfp4, or"),
+        (
+            ["quantization=fp4"],
+            "quantization='fp4': choose one of none, fp8, fp8_block, int8, int4, int4_32, nvfp4, nvfp4_w4a16",
+        ),
         (["quantization=mxfp4"], "quantization=mxfp4: quantises experts only, and Qwen/Qwen3-8B has none; use fp8"),
         (["quantization=int4", "engine=cpu"], "quantization=int4: engine=cpu has none, fp8, fp8_block; use one of"),
         (["quantization=int8", "device=b200"], "quantization=int8: NVIDIA B200 has no rate flops.int8 .there: bf16"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from experiments import composed
@@ -38,6 +39,33 @@ def kernels_of(system: System) -> list[str]:
 def test_what_the_database_has_is_not_priced_by_the_roofline(overrides: tuple[str, ...]) -> None:
     system = resolved(*overrides)
     assert system.cost.kind == "profiled" and system.notes == ()
+
+
+@pytest.mark.parametrize(("stored", "bits", "widening"), [("int4", 4, 1.2), ("fp8", 8, 1.4)])
+def test_weights_that_are_widened_are_priced_by_products_in_16_bits(stored: str, bits: int, widening: float) -> None:
+    given = ("model=qwen3-14b", "device=a100-80gb", "scheduler.async_scheduling=false")
+    plain, narrow = resolved(*given), resolved(*given, f"quantization={stored}")
+    assert plain.profile is not None and narrow.profile is not None and "read fewer bytes" in narrow.notes[0]
+    profiles = plain.profile, narrow.profile
+    tables = [each.tables["tokens"].set_index(["operator", "num_tokens"])["time_us"] for each in profiles]
+    for operator in ("qkv_proj", "down_proj"):
+        wide, small = (table[operator] for table in tables)
+        assert small.iloc[-1] == pytest.approx(widening * wide.iloc[-1])
+        assert small.iloc[0] == pytest.approx(bits / 16 * wide.iloc[0], rel=0.04)  # and scales
+    pd.testing.assert_series_equal(tables[0]["elementwise"], tables[1]["elementwise"])
+
+
+def test_a_version_has_its_front_end_and_what_is_given_counts() -> None:
+    chat, newest, own = (
+        resolved("frontend=vllm", *more).front_end
+        for more in (("engine.vllm_version=0.11.0",), (), ("frontend.request_ms=0", "frontend.processes=4"))
+    )
+    assert chat is not None and newest is not None and own is not None and resolved().front_end is None
+    assert chat.request_ns == 8 * newest.request_ns and chat.latency_ns > newest.latency_ns
+    assert own == newest._replace(request_ns=0, processes=4)
+    template = ("frontend=vllm", "engine.vllm_version=0.11.0")
+    assert resolved(*template, "frontend.endpoint=completions").front_end == newest
+    assert resolved(*template, "model=gpt-oss-20b").front_end == newest
 
 
 def test_a_version_sets_scheduling_memory_and_kernels_and_the_default_is_the_newest() -> None:
@@ -75,7 +103,8 @@ def test_experts_of_0_12_are_padded_on_hopper_but_not_on_8_gpus() -> None:
         ("0.9.2", (False, "vllm_0.9")),
         ("v0.13.0", (False, "vllm_0.9")),
         ("0.14", (True, "vllm_0.9")),
-        ("0.17.1rc1", (True, "vllm")),
+        ("0.17.1rc1", (True, "vllm_0.17")),
+        ("0.20.0", (True, "vllm")),
         ("0.100.0", (True, "vllm")),
         ("1.0.0", (True, "vllm")),
         (None, (True, "vllm")),

@@ -106,6 +106,7 @@ def ordered(values: list[str]) -> list[str]:
     return sorted(values, key=lambda value: (value == "", float(value or 0)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["run", *(pytest.param(name, marks=pytest.mark.slow) for name in PAGES if name != "run")]
 )

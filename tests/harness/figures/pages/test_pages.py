@@ -278,6 +278,7 @@ def test_a_folder_without_a_result_has_no_page(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_bokeh_is_not_imported_to_write_a_page(tmp_path: Path) -> None:
     write_run(tmp_path)
     code = "import sys, pathlib, harness.cli; from harness.figures.pages import write_page; "

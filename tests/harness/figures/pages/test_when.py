@@ -65,6 +65,7 @@ def test_a_sweep_leaves_one_page(launch: Launch, tmp_path: Path) -> None:
     assert "python run.py -m cost=roofline" in page.text and "block_size=16,32" in page.text
 
 
+@pytest.mark.long
 def test_task_report_writes_the_page_of_earlier_results(launch: Launch, tmp_path: Path) -> None:
     write_run(tmp_path / "run", trace="sharegpt")
     validation_page(tmp_path / "validation")

@@ -57,6 +57,7 @@ def documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return search, table
 
 
+@pytest.mark.long
 def test_the_best_of_a_space_is_found_and_losers_are_given_up(made_up: list[int], tmp_path: Path) -> None:
     execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=12"))
     search, table = documents(tmp_path)

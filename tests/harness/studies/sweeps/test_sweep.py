@@ -231,6 +231,7 @@ def test_folders_may_be_named_in_other_ways(run_sweep: Sweep, recorder: Recorder
     assert len(set(recorder.jobs)) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_worker_processes_of_the_joblib_launcher_do_the_same_without_progress_bars(
     tmp_path: Path, goes_on: bool

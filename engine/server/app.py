@@ -1,0 +1,192 @@
+"""The routes of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import abc
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.server.asking import Asked, BadRequestError, read_chat, read_completion
+from engine.server.backend import Backend, Channel, Opened
+from engine.server.streaming import Answering
+
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_DISCONNECTED = 499  # of nginx: the client has gone
+
+
+def make_app(backend: Backend, max_waiting: int | None = None) -> Starlette:
+    """The server before `backend`; requests beyond `max_waiting` that wait for their turn are refused with 503."""
+    server = _Server(backend, max_waiting)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", server.completions, methods=["POST"]),
+            Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/models", server.models),
+            Route("/health", server.health),
+            Route("/metrics", server.metrics),
+            Route("/tokenize", server.tokenize, methods=["POST"]),
+            Route("/detokenize", server.detokenize, methods=["POST"]),
+            Route("/reset_prefix_cache", server.reset_prefix_cache, methods=["POST"]),
+        ],
+        exception_handlers={404: _not_found, 405: _not_found, BadRequestError: _bad_request, Exception: _failed},
+    )
+
+
+class _Server:
+    def __init__(self, backend: Backend, max_waiting: int | None) -> None:
+        self._backend = backend
+        self._max_waiting = max_waiting
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, read_completion)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, read_chat)
+
+    async def models(self, request: Request) -> Response:
+        backend = self._backend
+        card = {"id": backend.model_name, "object": "model", "created": 0, "owned_by": "twinserve"}
+        return JSONResponse({"object": "list", "data": [{**card, "max_model_len": backend.max_model_len}]})
+
+    async def health(self, request: Request) -> Response:
+        return Response()
+
+    async def metrics(self, request: Request) -> Response:
+        text = self._backend.tally.text(self._backend.model_name)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await _body(request)
+        adds = bool(body.get("add_special_tokens", True))
+        tokens = self._backend.encode(str(body.get("prompt", "")), adds_special_tokens=adds)
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._backend.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        tokens = (await _body(request)).get("tokens")
+        if not isinstance(tokens, list) or any(type(each) is not int or each < 0 for each in tokens):
+            raise BadRequestError("tokens: must be a list of token ids")
+        return JSONResponse({"prompt": self._backend.decode(tokens)})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        return Response(status_code=200 if await self._backend.reset_cache() else 409)
+
+    async def _answer(self, request: Request, read: abc.Callable[[Any, Backend], Asked]) -> Response:
+        started_s, backend = time.perf_counter(), self._backend
+        asked = read(await _body(request), backend)
+        if self._max_waiting is not None and backend.tally.num_waiting >= self._max_waiting:
+            raise BadRequestError("The engine is currently overloaded", status=503, kind="overloaded_error")
+        channel = Channel()
+        try:
+            opened = await backend.open(asked.prompts, asked.params, channel, asked.priority)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from None
+        answering = Answering(asked, opened, channel, backend.model_name, backend.tally, started_s)
+        call = _Call(backend, answering, channel, opened)
+        return _Stream(call) if asked.stream else await call.whole(request)
+
+
+class _Call:
+    """A call that is under way; it is aborted when its client goes."""
+
+    def __init__(self, backend: Backend, answering: Answering, channel: Channel, opened: Opened) -> None:
+        self._backend = backend
+        self.answering = answering
+        self.channel = channel
+        self._opened = opened
+
+    async def whole(self, request: Request) -> Response:
+        watch = asyncio.create_task(self.close_on_disconnect(request.receive))
+        try:
+            document = await self.answering.whole()
+        finally:
+            watch.cancel()
+            self.end()
+        return Response(status_code=_DISCONNECTED) if document is None else JSONResponse(document)
+
+    async def close_on_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.channel.close()
+
+    def end(self) -> None:
+        """Drop what is left of the call."""
+        if left := self.answering.num_running:
+            self._backend.tally.ended["abort"] += left
+            self._backend.abort(self._opened.call)
+
+    def note_written(self, due_ns: int | None) -> None:
+        if due_ns is not None:
+            self._backend.tally.lateness.add((time.monotonic_ns() - due_ns) * 1e-9)
+
+
+class _Stream(Response):
+    """The answer as server-sent events. A slow reader holds up its own writing only: what comes meanwhile is written
+    in one piece when it reads again."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__()
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, answering = self._call, self._call.answering
+        watch = asyncio.create_task(call.close_on_disconnect(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            if first := answering.first():
+                await send(_piece(first))
+            while not answering.has_ended:
+                deltas = await call.channel.take()
+                if not deltas:
+                    return
+                await send(_piece(answering.chunks(deltas)))
+                call.note_written(deltas[-1].due_ns)
+            await send(_piece(answering.last()))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:  # of the engine: the status is sent, so only the stream can say it
+            document = {"error": {"message": str(error), "type": "InternalServerError", "code": 500}}
+            await send(_piece(b"data: " + json.dumps(document).encode() + b"\n\n"))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watch.cancel()
+            call.end()
+
+
+def _piece(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+async def _body(request: Request) -> Any:
+    try:
+        body = json.loads(await request.body())
+    except ValueError as error:
+        raise BadRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequestError("the body must be a JSON object")
+    return body
+
+
+def _error(status: int, kind: str, message: str) -> Response:
+    headers = {"retry-after": "1"} if status == 503 else None
+    document = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return JSONResponse(document, status, headers)
+
+
+async def _bad_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BadRequestError)
+    return _error(error.status, error.kind, str(error))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return _error(getattr(error, "status_code", 404), "NotFoundError", f"no such address: {request.url.path}")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _error(500, "InternalServerError", " ".join(str(error).split()) or type(error).__name__)

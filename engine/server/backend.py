@@ -1,0 +1,122 @@
+"""What a server is put before: something that takes prompts and brings tokens, a real engine or a simulated one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import abc
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from engine.api.outputs import FinishReason, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.server.tally import Tally
+
+PromptInput = str | list[int]
+
+
+class Delta(NamedTuple):
+    """What a step added to one sequence of one prompt; `due_ns` is when it was meant to come, by `time.monotonic_ns`,
+    where a simulation knows it."""
+
+    prompt: int
+    sequence: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    due_ns: int | None = None
+
+
+class Opened(NamedTuple):
+    """A call that the backend has taken: its prompts in tokens."""
+
+    call: object
+    prompts: list[list[int]]
+
+
+@dataclass
+class Channel:
+    """What a call still has to be told; filled and emptied in the event loop. Deltas of a slow reader pile up here,
+    at most as many as tokens were asked for."""
+
+    pending: list[Delta] = field(default_factory=list)
+    error: Exception | None = None
+    num_cached_tokens: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_closed: bool = False
+
+    def put(self, deltas: abc.Iterable[Delta]) -> None:
+        self.pending += deltas
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._changed.set()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self.is_closed = True
+        self._changed.set()
+
+    async def take(self) -> list[Delta]:
+        """What came since the last call, once there is any; nothing where the channel was closed.
+
+        Raises:
+            Exception: what the backend failed with.
+        """
+        while not (self.pending or self.error or self.is_closed):
+            self._changed.clear()
+            await self._changed.wait()
+        if self.is_closed:
+            return []
+        if not self.pending and self.error:
+            raise self.error
+        pending, self.pending = self.pending, []
+        return pending
+
+
+class Texts(Protocol):
+    """The tokenizer, as `transformers` has it."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+
+class Backend(Protocol):
+    """Serves calls; all methods are called in the event loop, and none of them waits for a step.
+
+    Attributes:
+        model_name: what it serves.
+        max_model_len: most tokens of prompt and output.
+        default_params: sampling parameters of a request that says nothing.
+        tally: what it has done.
+    """
+
+    model_name: str
+    max_model_len: int
+    default_params: SamplingParams
+    tally: Tally
+
+    async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
+        """Queue prompts, whose outputs come through `channel`.
+
+        Raises:
+            ValueError: a prompt or a parameter cannot be used; none of the prompts is queued.
+        """
+
+    def abort(self, call: object) -> None:
+        """Drop what of a call has not ended."""
+
+    def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
+        """The tokens of a conversation; raises ValueError."""
+
+    def encode(self, text: str, *, adds_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+    async def reset_cache(self) -> bool:
+        """Empty the prefix cache; False while anything runs."""
+
+    def close(self) -> None: ...

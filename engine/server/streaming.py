@@ -1,0 +1,184 @@
+"""Answers in OpenAI's form: whole documents, and chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import abc
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.api.outputs import TokenLogprobs
+from engine.server.asking import Asked
+from engine.server.backend import Channel, Delta, Opened
+from engine.server.tally import Tally
+
+DONE = b"data: [DONE]\n\n"
+_to_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each chunk
+
+
+@dataclass
+class Choice:
+    """A sequence, as far as it has come."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    last_s: float | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+class Answering:
+    """The answer to one call, and what the server counts of it.
+
+    Args:
+        started_s: when the call came, by `time.perf_counter`.
+    """
+
+    def __init__(self, asked: Asked, opened: Opened, channel: Channel, model: str, tally: Tally, started_s: float):
+        self._asked = asked
+        self._opened = opened
+        self._channel = channel
+        self._tally = tally
+        self._started_s = started_s
+        self._created = int(time.time())
+        self._model = model
+        self._id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._kind = ("chat.completion" if asked.is_chat else "text_completion", ".chunk" if asked.is_chat else "")
+        self._opening = f"data: {_to_json(self._head(self._kind[1]))[:-1]},"
+        self._choices = [Choice() for _ in range(len(opened.prompts) * asked.params.n)]
+        self._has_begun = False
+        self._num_tokens = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self._choices)
+
+    @property
+    def num_running(self) -> int:
+        return sum(choice.finish_reason is None for choice in self._choices)
+
+    async def whole(self) -> dict[str, Any] | None:
+        """The document, once all sequences have ended; None where the client has gone. Raises what the backend does."""
+        while not self.has_ended:
+            deltas = await self._channel.take()
+            if not deltas:
+                return None
+            for delta in deltas:
+                self._note(delta)
+        choices = [self._choice(i, choice, "message") for i, choice in enumerate(self._choices)]
+        return {**self._head(""), "choices": choices, "usage": self._usage()}
+
+    def first(self) -> bytes:
+        """What a stream of a chat begins with: whose turn it is."""
+        if not self._asked.is_chat:
+            return b""
+        delta = {"role": "assistant", "content": ""}
+        choices = [
+            {"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(len(self._choices))
+        ]
+        return self._chunk(choices)
+
+    def chunks(self, deltas: abc.Iterable[Delta]) -> bytes:
+        """The chunks of these deltas: one for each sequence that has grown."""
+        grown: dict[int, Choice] = {}
+        for delta in deltas:
+            grown.setdefault(self._note(delta), Choice()).add(delta)
+        parts = [self._chunk([self._choice(i, new, "delta")]) for i, new in grown.items()]
+        return b"".join(parts)
+
+    def last(self) -> bytes:
+        """What a stream ends with."""
+        return (self._chunk([], with_usage=True) if self._asked.shows_usage else b"") + DONE
+
+    def _note(self, delta: Delta) -> int:
+        """Add a delta to its sequence, whose number is returned, and count it."""
+        index = delta.prompt * self._asked.params.n + delta.sequence
+        choice, now = self._choices[index], time.perf_counter()
+        if delta.token_ids:
+            if choice.last_s is not None:
+                self._tally.times["itl"].add((now - choice.last_s) / len(delta.token_ids), len(delta.token_ids))
+            choice.last_s = now
+            if not self._has_begun:
+                self._tally.times["ttft"].add(now - self._started_s)
+                self._has_begun = True
+            self._num_tokens += len(delta.token_ids)
+            self._tally.output_tokens += len(delta.token_ids)
+        if self._asked.stream:
+            choice.finish_reason = delta.finish_reason
+        else:
+            choice.add(delta)
+        if delta.finish_reason is not None:
+            self._tally.ended[delta.finish_reason] += 1
+            if self.has_ended:
+                self._tally.times["e2el"].add(now - self._started_s)
+        return index
+
+    def _head(self, suffix: str) -> dict[str, Any]:
+        return {"id": self._id, "object": self._kind[0] + suffix, "created": self._created, "model": self._model}
+
+    def _chunk(self, choices: list[dict[str, Any]], *, with_usage: bool = False) -> bytes:
+        text = f'{self._opening}"choices":{_to_json(choices)}'
+        if with_usage or self._asked.shows_running_usage:
+            text += f',"usage":{_to_json(self._usage())}'
+        return f"{text}}}\n\n".encode()
+
+    def _choice(self, index: int, choice: Choice, part: str) -> dict[str, Any]:
+        logprobs = None
+        found: dict[str, Any] = {"index": index}
+        if self._asked.is_chat:
+            content = {"content": choice.text}
+            found[part] = {"role": "assistant", **content} if part == "message" else content
+            if self._asked.params.logprobs is not None:
+                logprobs = {"content": [_chat_logprobs(each, self._asked.params.logprobs) for each in choice.logprobs]}
+        else:
+            found["text"] = choice.text
+            if self._asked.params.logprobs is not None:
+                logprobs = _completion_logprobs(choice.logprobs)
+        found |= {"logprobs": logprobs, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if self._asked.shows_ids:
+            found["token_ids"] = choice.token_ids
+        return found
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt = sum(map(len, self._opened.prompts))
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": num_prompt + self._num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._channel.num_cached_tokens},
+        }
+
+
+def _completion_logprobs(logprobs: list[TokenLogprobs]) -> dict[str, Any]:
+    chosen = [next(iter(each.items())) for each in logprobs]
+    return {
+        "tokens": [_token_text(token, each.decoded_token) for token, each in chosen],
+        "token_logprobs": [each.logprob for _, each in chosen],
+        "top_logprobs": [
+            {_token_text(token, each.decoded_token): each.logprob for token, each in top.items()} for top in logprobs
+        ],
+        "text_offset": [],
+    }
+
+
+def _chat_logprobs(top: TokenLogprobs, count: int) -> dict[str, Any]:
+    """The token that was sampled, and the `count` most likely ones."""
+    found: list[dict[str, Any]] = [
+        {"token": (text := _token_text(token, each.decoded_token)), "logprob": each.logprob, "bytes": [*text.encode()]}
+        for token, each in top.items()
+    ]
+    likely = sorted(found, key=lambda each: -each["logprob"])
+    return {**found[0], "top_logprobs": likely[:count]}
+
+
+def _token_text(token: int, text: str | None) -> str:
+    return f"token_id:{token}" if text is None else text

@@ -1,0 +1,116 @@
+"""One workload in three worlds: a simulation, the same system as a server in real time, our real engine as a server.
+
+Whether a client sees what the server records, and whether a simulated server is as fast as its simulation. Server and
+client are processes of their own; on a machine with other work their times are later.
+
+    python -m experiments.three_worlds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import aiohttp
+import numpy as np
+import pandas as pd
+
+from harness import run
+
+ROOT = Path(__file__).resolve().parents[1]
+SIMULATED = ("engine=sim", "model=qwen3-8b", "device=h100-80gb")
+REAL = (
+    "engine=cpu", "engine.num_threads=1", "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
+    "max_num_seqs=16",
+)  # fmt: skip
+TRACES = {
+    "simulated": ("trace.num_requests=150", "arrival.rate=4"),
+    "real": ("trace.num_requests=60", "arrival.rate=3"),
+}
+
+
+@contextmanager
+def server(folder: Path, *overrides: str) -> Iterator[str]:
+    """The address of a server in a process of its own; it has written its tables to `folder` when the block ends."""
+    command = [sys.executable, "run.py", "task=serve", "serve.port=0", "serve.record=true", "plots=false"]
+    process = subprocess.Popen(
+        [*command, f"hydra.run.dir={folder}", *overrides], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    assert found, f"the server says: {line}"
+    try:
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def seen_and_recorded(folder: Path, system: Sequence[str], trace: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The requests of a trace as the client sees them, without its own lateness, and as the server recorded them."""
+    with server(folder, *system) as address:
+        model = [each for each in system if each.startswith("model=")]
+        seen = run("engine=openai", f"engine.endpoint={address}", *model, *trace).requests
+    seen["ttft"] -= seen["replay_lag"]
+    return seen, pd.read_parquet(folder / "requests.parquet")
+
+
+async def open_streams(address: str, count: int, num_tokens: int) -> None:
+    """Read so many streams at once to their ends."""
+    body = {"prompt": [1] * 8, "max_tokens": num_tokens, "stream": True}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def read() -> None:
+            async with session.post(f"{address}/v1/completions", json=body) as response:
+                async for _ in response.content.iter_any():
+                    pass
+
+        await asyncio.gather(*(read() for _ in range(count)))
+
+
+def lateness(folder: Path, count: int, seats: int) -> None:
+    """How late a simulated server writes its chunks, with `count` open streams of which `seats` run."""
+    system = (*SIMULATED, "model=qwen3-32b", f"max_num_seqs={seats}", "max_num_batched_tokens=8192")
+    with server(folder, *system) as address:
+        asyncio.run(open_streams(address, count, 60))
+        text = urlopen(f"{address}/metrics").read().decode()
+    counts = re.findall(r'chunk_lateness_seconds_bucket{le="([^"]+)".*} (\d+)', text)
+    total = int(counts[-1][1])
+    shares = [(1e3 * float(bound), int(below) / total) for bound, below in counts if float(bound) <= 0.1]
+    print(
+        f"{count} open streams, {seats} running: "
+        + ", ".join(f"{share:.1%} within {bound:g} ms" for bound, share in shares)
+    )
+
+
+def compared(name: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
+    for column in ("ttft", "tpot"):
+        a, b = (1e3 * table[column].dropna() for table in (ours, theirs))
+        for title, share in (("median", 50), ("p90", 90)):
+            x, y = np.percentile(a, share), np.percentile(b, share)
+            print(f"{name:42} {column} {title:6} {x:8.2f} and {y:8.2f} ms, {x / y - 1:+.1%}")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        seen, recorded = seen_and_recorded(Path(place, "cpu"), REAL, TRACES["real"])
+        compared("client and records of engine=cpu", seen, recorded)
+        seen, recorded = seen_and_recorded(Path(place, "sim"), SIMULATED, TRACES["simulated"])
+        compared("client and records of engine=sim", seen, recorded)
+        simulated = run(*SIMULATED, *TRACES["simulated"]).requests
+        compared("records of engine=sim and its simulation", recorded, simulated)
+        compared("client of engine=sim and its simulation", seen, simulated)
+        for count, seats in ((100, 100), (1000, 64), (1000, 256), (1000, 1000)):
+            lateness(Path(place, f"late-{count}-{seats}"), count, seats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The answer to one request, as its client sees it: which tokens came when, what the server counted, how it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["finished", "rejected", "aborted"]
+
+
+@dataclass
+class Answer:
+    """What came of a request. Times are in ns since the start of the run, None until it happens.
+
+    Attributes:
+        row: of the trace.
+        issued_ns: when it was sent; for a repeated attempt, the first time.
+        num_tokens: output tokens of all its sequences.
+        gaps: a gap between tokens in ns, and how many have it.
+        error: kind of the failure, and what was said.
+        num_prompt_tokens, num_cached_tokens: as the server counted them; None where it does not say.
+        token_ids: of the first sequence, where the server sends them.
+        num_shared: tokens that came in one chunk with an earlier one.
+    """
+
+    row: int
+    arrival_ns: int
+    issued_ns: int
+    first_ns: int | None = None
+    last_ns: int | None = None
+    num_tokens: int = 0
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    status: Status = "aborted"
+    error: str | None = None
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    num_shared: int = 0
+    num_retries: int = 0
+
+
+class StreamReader:
+    """Reads the events of a streamed answer.
+
+    How many tokens a chunk has, its running usage tells (`continuous_usage_stats` of vLLM), or else its token ids; a
+    chunk that tells neither counts as one token if it has text. The final usage corrects the sum.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._rest = b""
+        self._last_ns: dict[int, int] = {}  # of each choice
+        self._usage_tokens = 0
+        self.is_done = False
+        self._ended: set[int] = set()  # choices with a finish reason
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer came to its end."""
+        return self.is_done or bool(self._ended)
+
+    def feed(self, data: bytes, now_ns: int) -> None:
+        """Bytes that came at `now_ns`.
+
+        Raises:
+            ServerSaidError: an event is an error.
+            ValueError: an event is not JSON.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now_ns)
+
+    def _event(self, text: bytes, now_ns: int) -> None:
+        if text == b"[DONE]":
+            self.is_done = True
+            return
+        event = json.loads(text)
+        if event.get("error"):
+            raise ServerSaidError(message_of(event))
+        usage = event.get("usage")
+        choices = event.get("choices") or ()
+        if not choices and usage:
+            note_usage(self._answer, usage)
+            return
+        for choice in choices:
+            if choice.get("finish_reason"):
+                self._ended.add(choice.get("index", 0))
+            count = self._count(choice, usage if len(choices) == 1 else None)
+            if count > 0:
+                self._tokens(choice.get("index", 0), count, now_ns)
+
+    def _count(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None) -> int:
+        ids = choice.get("token_ids")
+        if ids:
+            self._answer.token_ids += ids if choice.get("index", 0) == 0 else ()
+        if usage and "completion_tokens" in usage:
+            before, self._usage_tokens = self._usage_tokens, usage["completion_tokens"]
+            return self._usage_tokens - before
+        return len(ids) if ids else int(has_text(choice))
+
+    def _tokens(self, index: int, count: int, now_ns: int) -> None:
+        answer = self._answer
+        answer.num_tokens += count
+        answer.last_ns = now_ns
+        if answer.first_ns is None:
+            answer.first_ns = now_ns
+        last = self._last_ns.get(index)
+        self._last_ns[index] = now_ns
+        # Of several tokens in the chunk that comes first, nobody knows when the later ones were made.
+        answer.num_shared += count - 1
+        if last is not None:
+            answer.gaps.append(((now_ns - last) / count, count))
+
+
+class ServerSaidError(Exception):
+    """The server answered with an error."""
+
+
+def read_whole(answer: Answer, document: Mapping[str, Any], now_ns: int) -> None:
+    """An answer in one piece: nothing is known about its first token."""
+    answer.last_ns = now_ns
+    for choice in document.get("choices") or ():
+        answer.num_tokens += int(has_text(choice))
+    note_usage(answer, document.get("usage") or {})
+
+
+def note_usage(answer: Answer, usage: Mapping[str, Any]) -> None:
+    """Take over what the server counted."""
+    answer.num_prompt_tokens = usage.get("prompt_tokens", answer.num_prompt_tokens)
+    answer.num_tokens = usage.get("completion_tokens") or answer.num_tokens
+    details = usage.get("prompt_tokens_details") or {}
+    answer.num_cached_tokens = details.get("cached_tokens", answer.num_cached_tokens)
+
+
+def has_text(choice: Mapping[str, Any]) -> bool:
+    """Whether a choice of a chunk brings any text, reasoning and calls of tools included."""
+    part = choice.get("delta") or choice.get("message") or choice
+    return any(part.get(name) for name in ("text", "content", "reasoning_content", "reasoning", "tool_calls"))
+
+
+def message_of(document: Any) -> str:
+    """What an error of OpenAI's form says, in one line; or the document itself."""
+    error = document.get("error", document) if isinstance(document, dict) else document
+    said = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(said).split())[:300]

@@ -1,0 +1,133 @@
+"""The tables of a run against a server: what its clients saw, and what the server told of itself meanwhile.
+
+What neither says is empty: a request's first step, its preemptions, its blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from engine.core.sequence import Request
+from harness.engines.endpoint.answers import Answer
+from harness.engines.endpoint.metrics import Readings
+from harness.record.record import Record, RecordedRun
+from harness.record.recorder import REQUEST_COLUMNS, STATUSES, Recorder
+from harness.record.request_times import NS, UNSET
+from harness.results.tables import Gaps
+from harness.workload.trace import Trace
+
+_UNSEEN = (
+    "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions", "num_host_cached_tokens",
+    "num_disk_cached_tokens", "parked_time",
+)  # fmt: skip
+
+
+class ClientRecorder(Recorder):
+    """Takes answers in place of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings = Readings()
+        self.under_way: dict[int, Answer] = {}
+        self.answers: list[Answer] = []
+        self._end_ns = 0
+
+    @property
+    def now_ns(self) -> int:
+        return self._end_ns
+
+    def on_sent(self, answer: Answer) -> None:
+        self.under_way[answer.row] = answer
+
+    def on_end(self, answer: Answer, now_ns: int) -> None:
+        del self.under_way[answer.row]
+        self.answers.append(answer)
+        self.num_done += 1
+        self._end_ns = now_ns
+
+    def end(self, unfinished: Sequence[Request]) -> None:
+        for answer in [*self.answers, *self.under_way.values()]:
+            if answer.error is not None:
+                self.errors[answer.row] = answer.error
+            self.lags[answer.row] = answer.issued_ns - answer.arrival_ns
+
+    def request_rows(self) -> NDArray[np.int64]:
+        rows = [_row(each, each.status) for each in self.answers]
+        rows += [_row(each, "unfinished") for each in self.under_way.values()]
+        return np.array(rows, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
+
+    def gaps(self) -> Gaps:
+        """Gaps between tokens; those of a chunk share the time since the chunk before."""
+        every = [gap for each in self.answers for gap in each.gaps]
+        values, weights = zip(*every, strict=True) if every else ((), ())
+        return Gaps(np.array(values, dtype=np.float64) * NS, np.array(weights, dtype=np.int64))
+
+    def steps(self) -> dict[str, Any]:
+        first = np.array([each.first_ns for each in self.answers if each.first_ns is not None], dtype=np.int64)
+        table = self.readings.steps(first, _empty_steps)
+        return {str(name): table[name].to_numpy() for name in table}
+
+
+class ClientRecord(Record):
+    """The tables of `recorder`."""
+
+    def __init__(self, recorder: ClientRecorder) -> None:
+        super().__init__([recorder])
+        self._recorder = recorder
+
+    def tables(self, trace: Trace, unfinished: Sequence[Sequence[Request]]) -> RecordedRun:
+        recorded = super().tables(trace, unfinished)
+        requests = recorded.requests
+        requests[list(_UNSEEN)] = np.nan
+        answers = self._recorder.answers
+        told = {each.row: each.num_prompt_tokens for each in answers if each.num_prompt_tokens is not None}
+        requests["num_prompt_tokens"] = pd.Series(told).reindex(requests.index).fillna(
+            requests["num_prompt_tokens"]
+        ).astype(np.int64)  # fmt: skip
+        cached = {each.row: each.num_cached_tokens for each in answers if each.num_cached_tokens is not None}
+        requests["num_cached_tokens"] = pd.Series(cached, dtype=np.float64).reindex(requests.index)
+        return recorded
+
+
+def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> list[str]:
+    """What a reader of the results must know of how they were seen."""
+    notes = []
+    kinds: Counter[str] = Counter(each.error.partition(":")[0] for each in answers if each.error is not None)
+    if kinds:
+        first = next(each.error for each in answers if each.error is not None)
+        counted = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+        notes.append(f"{sum(kinds.values()):,} requests failed: {counted}; the first with {first}")
+    if retries := sum(each.num_retries for each in answers):
+        notes.append(f"{retries:,} attempts were repeated; latencies count from the intended arrival")
+    asked = trace.table["num_prompt_tokens"].tolist()
+    other = [each for each in answers if each.num_prompt_tokens not in (None, asked[each.row])]
+    if other:
+        share = sum(each.num_prompt_tokens or 0 for each in other) / sum(asked[each.row] for each in other) - 1
+        notes.append(f"{len(other):,} prompts have other lengths than in the trace, {share:+.1%}, as the server counts")
+    shared, tokens = sum(each.num_shared for each in answers), sum(each.num_tokens for each in answers)
+    if shared > 0:
+        notes.append(
+            f"{shared / tokens:.1%} of tokens came in a chunk with others; they share the time since the chunk before"
+        )
+    if readings.all:
+        notes.append(f"queue, batch, KV cache and hits: {len(readings.all):,} readings of the server's /metrics")
+    return notes
+
+
+def _row(answer: Answer, status: str) -> tuple[int, ...]:
+    finish_ns = answer.last_ns if status == "finished" else None
+    times = (UNSET if each is None else each for each in (None, answer.first_ns, finish_ns))
+    return (answer.row, STATUSES.index(status), answer.arrival_ns, *times, answer.num_tokens, *(0,) * 7)
+
+
+def _empty_steps(num_rows: int) -> pd.DataFrame:
+    columns: Mapping[str, Any] = Recorder().steps()
+    table = pd.DataFrame({name: np.zeros(num_rows, np.asarray(values).dtype) for name, values in columns.items()})
+    table["step"] = np.arange(num_rows)
+    return table

@@ -1,0 +1,1 @@
+"""What `task=serve` puts behind the server: the real engine, or the simulator in real time."""

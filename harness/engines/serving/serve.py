@@ -1,0 +1,130 @@
+"""Runs a server until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+
+from engine.server.app import make_app
+from engine.server.backend import Backend
+from engine.server.tally import Tally
+from harness import interrupts
+from harness.config import RunConfig
+from harness.engines.resolving.fleet import resolve_fleet
+from harness.engines.serving.ledger import Ledger, write_served
+from harness.engines.serving.router import RouterServer
+from harness.engines.serving.simulated import SimulatedBackend
+from harness.errors import ConfigError
+
+_LAST_S = 5  # that requests under way have after an interrupt
+_BACKLOG = 4096  # connections that wait to be accepted
+
+
+class Startable(Backend, Protocol):
+    """A backend that begins with the event loop."""
+
+    def start(self) -> None: ...
+
+
+def make_backend(config: RunConfig, tally: Tally, ledger: Ledger | None = None) -> Startable:
+    """What `config.engine` names; its steps are told to `tally` and `ledger`. Raises ConfigError."""
+    name = config.serve.model_name or config.model.name
+    if config.engine.kind == "sim":
+        if config.frontend.kind != "none":
+            raise ConfigError(
+                f"task=serve: frontend={config.frontend.kind} is simulated; this server is its own front end"
+            )
+        fleet = resolve_fleet(config)
+        if len(fleet.systems) > 1 or fleet.systems[0].pipeline_parallel_size > 1:
+            raise ConfigError("task=serve: engine=sim is one server without stages; set replicas=1")
+        return SimulatedBackend(
+            fleet.systems[0],
+            tally,
+            model_name=name,
+            answer_tokens=config.serve.answer_tokens,
+            observers=[ledger] if ledger else [],
+        )
+    with interrupts.held():
+        from harness.engines.serving.real import real_backend  # imported late, as it brings torch
+    return real_backend(config, tally, ledger, name)
+
+
+def serve(
+    config: RunConfig,
+    folder: Path,
+    on_ready: Callable[[str], None],
+    stops: Callable[[Callable[[], None]], None] = lambda stop: None,
+) -> None:
+    """Serve until a signal comes; then write to `folder` what was recorded, where `config` asks for it.
+
+    Args:
+        on_ready: told the address, once requests can come.
+        stops: given a function that ends the server, too.
+
+    Raises:
+        ConfigError: the address is in use, or the configuration cannot be served.
+    """
+    with closing(_listen(config)) as listening:
+        if config.serve.servers:
+            router = _router(config)
+            asyncio.run(_run(router.app(), router.start, listening, on_ready, stops, router.close))
+            return
+        tally, ledger = Tally(), Ledger() if config.serve.record else None
+        with closing(make_backend(config, tally, ledger)) as backend:
+            app = make_app(backend, config.serve.max_waiting)
+            asyncio.run(_run(app, backend.start, listening, on_ready, stops))
+            if ledger is not None and tally.scheduler is not None:
+                write_served(ledger, config, tally.scheduler().blocks.num_blocks, folder)
+
+
+def _router(config: RunConfig) -> RouterServer:
+    rule = config.router.make()
+    assert rule is not None, "a rule of the user's own was imported when the configuration was read"
+    if rule.reads_caches:
+        raise ConfigError("router.options.precise=true: real servers tell no router what they have cached")
+    return RouterServer(config.serve.servers, rule, config.router.view_delay_ms * 1e-3)
+
+
+async def _nothing() -> None: ...
+
+
+async def _run(
+    app: Starlette,
+    start: Callable[[], None],
+    listening: socket.socket,
+    on_ready: Callable[[str], None],
+    stops: Callable[[Callable[[], None]], None],
+    end: Callable[[], Awaitable[None]] = _nothing,
+) -> None:
+    settings = uvicorn.Config(
+        app, log_level="warning", lifespan="off", ws="none", access_log=False, backlog=_BACKLOG,
+        timeout_graceful_shutdown=_LAST_S,
+    )  # fmt: skip
+    server = uvicorn.Server(settings)
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # they are noted here
+
+    def stop() -> None:
+        server.should_exit = True
+
+    stops(stop)
+    start()
+    host, port = listening.getsockname()[:2]
+    on_ready(f"http://{host}:{port}")
+    with interrupts.noted(stop):
+        await server.serve(sockets=[listening])
+    await end()
+
+
+def _listen(config: RunConfig) -> socket.socket:
+    host, port = config.serve.host, config.serve.port
+    try:
+        return socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"serve.host={host} serve.port={port}: {error.strerror or error}") from None

@@ -1,0 +1,189 @@
+"""The simulator behind a server, in real time: the latencies are of the configured system, the words made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import abc
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.api.outputs import FinishReason
+from engine.core.hashing import extend_hashes
+from engine.core.plan import PlanStart, StepOutcome, StepPlan
+from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.sampling_params import SamplingParams
+from engine.server.backend import Channel, Delta, Opened, PromptInput
+from engine.server.tally import Tally
+from engine.server.words import WordTokenizer
+from simulator.drivers.live import Live
+from simulator.replica import Observer
+from simulator.servers import make_replica
+from simulator.system import System
+
+_PRIME = 7919  # between the made-up tokens of a sequence
+
+
+@dataclass(eq=False)
+class _Call:
+    channel: Channel
+    requests: list[Request]
+
+
+class Observers:
+    """Tells several observers of a server."""
+
+    def __init__(self, observers: abc.Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def on_refused(self, request: Request, reason: str) -> None:
+        for each in self._observers:
+            each.on_refused(request, reason)
+
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
+        for each in self._observers:
+            each.on_transfers(plan, wait_ns)
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Any, start: PlanStart | None = None) -> None:
+        for each in self._observers:
+            each.on_step(plan, start_ns, durations_ns)
+
+    def on_commit(self, outcome: StepOutcome) -> None:
+        for each in self._observers:
+            each.on_commit(outcome)
+
+
+class SimulatedBackend:
+    """Serves with a simulation of `system`.
+
+    Args:
+        answer_tokens: of a request that sets no limit: the simulation does not know when a model would stop.
+        observers: are told of the steps, beside `tally`.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        tally: Tally,
+        *,
+        model_name: str,
+        answer_tokens: int,
+        observers: abc.Sequence[Observer] = (),
+    ) -> None:
+        system = replace(system, compress=False)
+        self.model_name = model_name
+        self.max_model_len = system.max_model_len
+        self.default_params = SamplingParams()
+        self.tally = tally
+        self._system = system
+        self._answer_tokens = answer_tokens
+        self._observers = observers
+        self._words = WordTokenizer(system.model.vocab_size)
+        self._vocab_size = system.model.vocab_size
+        self._calls: dict[int, tuple[_Call, int]] = {}  # by the id of each unfinished request, and its place
+        self._sent: dict[Sequence, int] = {}
+        self._touched: list[Sequence] = []
+        self._end_ns = 0
+        self._num_requests = 0
+
+    def start(self) -> None:
+        observers = Observers([self.tally, *self._observers, self])
+        replica = self._replica = make_replica(self._system, self._system.cost_model(), observers)
+        self.tally.scheduler = lambda: replica.scheduler
+        self._live = Live(replica, asyncio.get_running_loop())
+
+    # -- what the server asks for ---------------------------------------------------------------------------------
+
+    async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
+        read = [self._words.encode(each) if isinstance(each, str) else each for each in prompts]
+        requests = [self._request(tokens, params, priority) for tokens in read]
+        for request in requests:
+            self._replica.scheduler.check(request)
+        call = _Call(channel, requests)
+        for place, request in enumerate(requests):
+            self._calls[request.request_id] = call, place
+        self._live.submit(requests)
+        return Opened(call, read)
+
+    def abort(self, call: object) -> None:
+        assert isinstance(call, _Call)
+        for request in call.requests:
+            if request.request_id in self._calls:
+                self._forget(request)
+                self._replica.withdraw(request)
+
+    def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
+        return self._words.encode(self._words.apply_chat_template(messages))
+
+    def encode(self, text: str, *, adds_special_tokens: bool) -> list[int]:
+        return self._words.encode(text)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._words.decode(token_ids)
+
+    async def reset_cache(self) -> bool:
+        if self._calls:
+            return False
+        self.start()
+        return True
+
+    def close(self) -> None:
+        self._replica.is_stopping = True
+
+    def _request(self, tokens: list[int], params: SamplingParams, priority: int) -> Request:
+        self._num_requests += 1
+        hashes: list[int] = []
+        size = self._system.block_size
+        extend_hashes(hashes, tokens, size, len(tokens) // size)
+        return Request(
+            self._num_requests,
+            len(tokens),
+            params.max_tokens or self._answer_tokens,
+            block_hashes=hashes,
+            priority=priority,
+            num_sequences=params.n,
+        )
+
+    def _forget(self, request: Request) -> None:
+        self._calls.pop(request.request_id, None)
+        for sequence in request.sequences:
+            self._sent.pop(sequence, None)
+
+    # -- what the simulation tells --------------------------------------------------------------------------------
+
+    def on_refused(self, request: Request, reason: str) -> None: ...
+
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Any, start: PlanStart | None = None) -> None:
+        """Note who gets tokens, as long as the plan's decodes are known."""
+        self._end_ns = start_ns + int(durations_ns if isinstance(durations_ns, int) else durations_ns.sum())
+        firsts = [sequence for chunk in plan.prefills if chunk.is_last for sequence in chunk.sequence.request.sequences]
+        self._touched = [*firsts, *plan.decodes]
+
+    def on_commit(self, outcome: StepOutcome) -> None:
+        # the forks of a request exist from the commit of its prompt on
+        touched = {each: None for sequence in self._touched for each in sequence.request.sequences}
+        for sequence in touched:
+            if sequence.request_id in self._calls:
+                self._hand_out(sequence)
+        for request in outcome.finished:
+            self._forget(request)
+        self._touched = []
+
+    def _hand_out(self, sequence: Sequence) -> None:
+        sent, count = self._sent.get(sequence, 0), sequence.num_output_tokens
+        if count == sent:
+            return
+        request = sequence.request
+        call, place = self._calls[request.request_id]
+        if sent == 0 and sequence is request.sequences[0]:
+            call.channel.num_cached_tokens += request.num_cached_tokens
+        number = request.sequences.index(sequence)
+        first = request.request_id * 31 + number
+        tokens = [(first + _PRIME * at) % self._vocab_size for at in range(sent, count)]
+        is_over = sequence.status is SequenceStatus.FINISHED
+        self._sent[sequence] = count
+        reason: FinishReason | None = "length" if is_over else None
+        call.channel.put(
+            [Delta(place, number, self._words.decode(tokens), tokens, finish_reason=reason, due_ns=self._end_ns)]
+        )

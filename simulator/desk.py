@@ -1,0 +1,154 @@
+"""What a router sees of servers, and how it chooses among those of the same role."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from engine.core.routing.prefix_estimate import PrefixEstimate
+from engine.core.routing.router import Router
+from engine.core.sequence import Request
+from simulator.replica import Replica
+
+
+class Metrics(NamedTuple):
+    """What a server tells of itself when its metrics are read."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+
+
+class View:
+    """A server as the router sees it.
+
+    The gateway's own accounts are exact: requests and tokens under way, and the prompts that it has sent. What the
+    server tells is as it was when its metrics were last read, or as it is where nobody reads them.
+    """
+
+    def __init__(
+        self, number: int, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool
+    ) -> None:
+        self.number = number
+        self.num_requests = 0
+        self.num_tokens = 0
+        self._replica = replica
+        self._clock = clock
+        self._metrics: Metrics | None = None
+        blocks = replica.scheduler.blocks
+        self.num_blocks = blocks.num_blocks
+        self._block_size = blocks.block_size
+        self._estimate = PrefixEstimate(blocks.num_blocks) if keeps_prefixes else None
+        self._coming: Counter[int] | None = Counter() if reads_caches else None  # blocks of prompts that are under way
+
+    def reset(self) -> None:
+        """The server has died, with all that it had cached."""
+        self.num_requests = self.num_tokens = 0
+        if self._estimate is not None:
+            self._estimate = PrefixEstimate(self.num_blocks)
+        if self._coming is not None:
+            self._coming.clear()
+
+    def read(self) -> None:
+        """Read the server's metrics, which hold until they are read again."""
+        self._metrics = None
+        self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._metrics.num_waiting if self._metrics else self._replica.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self._metrics.num_running if self._metrics else self._replica.scheduler.num_running
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._metrics.num_free_blocks if self._metrics else self._replica.num_free_blocks(self._clock())
+
+    def prefix_hits(self, request: Request) -> int:
+        assert self._estimate is not None, "the rule says that it reads prefixes"
+        return self._estimate.num_hits(self._prompt_hashes(request)) * self._block_size
+
+    def cached_tokens(self, request: Request) -> tuple[int, int]:
+        assert self._coming is not None, "the rule says that it reads caches"
+        hashes = list(self._prompt_hashes(request))
+        on_device, behind = self._replica.scheduler.blocks.cached_prefix(hashes)
+        num_coming = next((n for n, block in enumerate(hashes) if block not in self._coming), len(hashes))
+        if num_coming > on_device:
+            on_device, behind = num_coming, max(0, on_device + behind - num_coming)
+        return on_device * self._block_size, behind * self._block_size
+
+    def check(self, request: Request) -> None:
+        """Raises RequestRefusedError: it can never run there."""
+        self._replica.scheduler.check(request)
+
+    def count(self, request: Request) -> None:
+        """The request will be sent there, or has been."""
+        self.num_requests += 1
+        self.num_tokens += request.num_prompt_tokens
+        if self._estimate is not None:
+            self._estimate.add(self._prompt_hashes(request))
+        if self._coming is not None:
+            self._coming.update(self._prompt_hashes(request))
+
+    def submit(self, request: Request, now_ns: int) -> None:
+        """Hand a counted request over."""
+        self._replica.submit(request, now_ns)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self.num_requests -= 1
+        self.num_tokens -= request.num_prompt_tokens
+        if self._coming is not None:
+            for block in self._prompt_hashes(request):
+                self._coming[block] -= 1
+                if not self._coming[block]:
+                    del self._coming[block]
+
+    def _prompt_hashes(self, request: Request) -> Sequence[int]:
+        """Identities of the full blocks of the prompt that the trace knows."""
+        hashes = request.sequences[0].block_hashes
+        return [] if hashes is None else hashes[: request.num_prompt_tokens // self._block_size]
+
+
+class Desk:
+    """Chooses among servers of the same role.
+
+    Args:
+        rule: of the choice; None for one server.
+
+    Attributes:
+        views: the servers, as the rule sees them.
+        open: the numbers of those that take requests.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        rule: Router | None,
+        clock: Callable[[], int],
+        *,
+        keeps_prefixes: bool = False,
+    ) -> None:
+        assert rule is not None or len(replicas) == 1, "several servers need a rule"
+        self.replicas = replicas
+        self._rule = rule
+        keeps = keeps_prefixes or (rule is not None and rule.reads_prefixes)
+        reads_caches = rule is not None and rule.reads_caches
+        self.views = [
+            View(number, each, clock, keeps_prefixes=keeps, reads_caches=reads_caches)
+            for number, each in enumerate(replicas)
+        ]
+        self.open = [*range(len(replicas))]
+        if reads_caches:
+            for replica in replicas:
+                replica.compress = False  # within a run of steps nobody knows what is cached
+
+    def choose(self, request: Request) -> int:
+        if self._rule is None:
+            return self.open[0]
+        if len(self.open) == len(self.views):
+            return self._rule.choose(request, self.views)
+        return self.open[self._rule.choose(request, [self.views[number] for number in self.open])]

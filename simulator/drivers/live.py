@@ -1,0 +1,71 @@
+"""One server in real time: its steps end when a clock says so, and requests come while they run.
+
+Times are those of the simulation, so that lateness of this process does not add up: a step that is ended late began
+where the one before it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from engine.core.plan import StepPlan
+from engine.core.sequence import Request
+from simulator.arrivals import NEVER
+from simulator.replica import Replica, Run
+
+_EARLY_NS = 1_200_000  # timers of an event loop are up to a millisecond late: from here on it looks at the clock
+
+
+class Live:
+    """Runs a replica in an event loop. The clock is `time.monotonic_ns`.
+
+    Raises:
+        ValueError: the replica prices many steps at once, which could not be told one by one.
+    """
+
+    def __init__(self, replica: Replica, loop: asyncio.AbstractEventLoop) -> None:
+        if replica.compress:
+            raise ValueError("in real time each step is priced on its own")
+        self._replica = replica
+        self._loop = loop
+        self._plan: StepPlan | None = None  # made ahead
+        self._is_idle = True
+        self._number = 0  # of the event that is expected: one that was expected before is out of date
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Take requests that arrive now, together."""
+        now = time.monotonic_ns()
+        for request in requests:
+            request.arrival_time = now
+            self._replica.submit(request, now)
+        if self._is_idle:
+            self._begin(now)
+
+    def _begin(self, now: int) -> None:
+        """Plan at `now`, a time of the simulation, which has passed."""
+        replica = self._replica
+        self._number += 1
+        plan = self._plan or replica.plan(now)
+        self._plan = None
+        self._is_idle = plan is None
+        if plan is not None:
+            price = replica.price(plan, now)
+            self._at(now + (price if isinstance(price, int) else price[1].item(-1)), self._number, plan, now, price)
+        elif (wake_at := replica.wake_ns()) != NEVER:
+            self._at(wake_at, self._number, None, 0, 0)
+
+    def _at(self, due_ns: int, number: int, plan: StepPlan | None, start: int, price: int | Run) -> None:
+        if number != self._number or self._replica.is_stopping:
+            return
+        left_ns = due_ns - time.monotonic_ns()
+        if left_ns > _EARLY_NS:
+            self._loop.call_later((left_ns - _EARLY_NS) * 1e-9, self._at, due_ns, number, plan, start, price)
+        elif left_ns > 0:
+            self._loop.call_soon(self._at, due_ns, number, plan, start, price)
+        elif plan is None:
+            self._begin(due_ns)
+        else:
+            self._plan, end = self._replica.finish(plan, start, price)
+            self._begin(end)

@@ -1,0 +1,110 @@
+"""The process before an engine that takes in requests: it parses, renders and tokenises them.
+
+    client ──▶ an event loop, shared by all requests that are there ──▶ a tokeniser, one by one ──▶ latency ──▶ engine
+
+vLLM's API server is an event loop. A request passes through it in several turns, and each turn waits for a turn of all
+other requests that are there: they share the processor equally. So a thousand requests at once reach the engine nearly
+together, after the work of all of them, which is how public runs look (`simulator.vllm_versions` has the constants).
+Prompts are tokenised in a thread of their own, in order.
+What the process does with tokens that come out is not priced: it runs beside the engine and rarely holds it up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from engine.core.routing.draws import draw
+from simulator.arrivals import NEVER, Arrivals
+
+_STEPS = 1 << 20  # of the draws
+_ROUNDING = 1e-3  # ns that a clock may be off
+
+
+class FrontEndTimes(NamedTuple):
+    """What a request costs before an engine sees it.
+
+    Attributes:
+        request_ns: work of the event loop for a request.
+        prompt_token_ns: work of the tokeniser for each token of a prompt.
+        latency_ns: from client to engine beside that work, in the mean.
+        spread: latencies are uniform between 1 - spread and 1 + spread times the mean.
+        processes: of each server.
+    """
+
+    request_ns: int = 0
+    prompt_token_ns: float = 0.0
+    latency_ns: int = 0
+    spread: float = 0.0
+    processes: int = 1
+
+
+class FrontEnd:
+    """Arrivals as the engines behind `num_processes` processes see them.
+
+    Args:
+        arrivals: of the clients.
+        prompt_tokens: of each row.
+    """
+
+    def __init__(
+        self, arrivals: Arrivals, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int
+    ) -> None:
+        self._arrivals = arrivals
+        self._times = times
+        self._prompt_tokens = prompt_tokens
+        self._num_processes = num_processes
+        self._clock = 0.0  # work in ns that each request which has been there from the start got until `_now`
+        self._now = 0
+        self._working: deque[tuple[float, int, int]] = deque()  # the clock when done, row, arrival; in order
+        self._tokenised_ns = 0.0  # when the tokenisers are done with all that they have, as if they were one
+        self._on_way: list[tuple[int, int, int]] = []  # a heap: when the engine sees it, row, arrival
+        self.next_ns = arrivals.next_ns
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        """Pairs of intended arrival and row, in the order in which the engines see them."""
+        due = []
+        while self.next_ns <= now_ns:
+            time = self.next_ns
+            self._work_until(time)
+            for arrival, row in self._arrivals.pop_due(time):
+                self._working.append((self._clock + self._times.request_ns, row, arrival))
+            while self._on_way and self._on_way[0][0] <= time:
+                _, row, arrival = heapq.heappop(self._on_way)
+                due.append((arrival, row))
+            self._look_ahead()
+        return due
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        self._arrivals.on_finish(row, max(now_ns, self._now))  # what is refused is so at its arrival
+        self._look_ahead()
+
+    def _work_until(self, time: int) -> None:
+        """Share the processes among the requests that are there until `time`, when at most the first is done."""
+        if self._working:
+            self._clock += (time - self._now) / self._requests_per_process()
+            while self._working and self._working[0][0] <= self._clock + _ROUNDING:
+                _, row, arrival = self._working.popleft()
+                work = self._times.prompt_token_ns * self._prompt_tokens[row]
+                self._tokenised_ns = max(self._tokenised_ns, time) + work / self._num_processes
+                heapq.heappush(self._on_way, (ceil(self._tokenised_ns) + self._latency_ns(row), row, arrival))
+        self._now = time
+
+    def _requests_per_process(self) -> float:
+        return max(1.0, len(self._working) / self._num_processes)
+
+    def _done_ns(self) -> int:
+        """When the next request is done if no other comes before."""
+        left = max(0.0, self._working[0][0] - self._clock)
+        return self._now + ceil(left * self._requests_per_process())
+
+    def _latency_ns(self, row: int) -> int:
+        mean, spread = self._times.latency_ns, self._times.spread
+        return round(mean * (1 - spread + 2 * spread * draw(row, _STEPS) / _STEPS)) if spread else mean
+
+    def _look_ahead(self) -> None:
+        done = self._done_ns() if self._working else NEVER
+        self.next_ns = min(self._arrivals.next_ns, done, self._on_way[0][0] if self._on_way else NEVER)

@@ -1,0 +1,58 @@
+"""Profiles of weights that are stored in few bits and multiplied in 16, from those of weights in 16 bits.
+
+vLLM's Marlin kernels read such weights and widen them as they go (int4 on every GPU; fp8 where a GPU has no arithmetic
+of 8 bits). Databases of operator times hardly have them. Few tokens wait for weights, of which fewer bytes are read;
+many wait for products, which take longer than those of weights that need no widening:
+
+    time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
+
+`WIDENING` is fitted to two public runs of Qwen3-14B on an A100 (FP8 and AWQ, gpustack/gpustack,
+docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.ordinary_servers`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+
+from simulator.models.experts import Experts
+from simulator.models.model import Model
+from simulator.models.weight_formats import NONE
+from simulator.profile.profile import Profile
+
+WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
+
+
+def is_widened(model: Model, flops: dict[str, float]) -> bool:
+    """Whether all linear layers of a model are multiplied in its own dtype, though their weights take fewer bits."""
+    stored = model.quantization
+    return (
+        stored.weight_bits is not None
+        and not model.first(Experts)
+        and stored.arithmetic not in flops
+        and stored.is_weight_only_elsewhere
+    )
+
+
+def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profile:
+    """`profile`, of weights in 16 bits, for the weights of `model`."""
+    matrices = {each.name: (each.rows, each.columns) for _, each in model.matrices(tensor_parallel_size)}
+    parts = []
+    for operator, rows in profile.tables["tokens"].groupby("operator", sort=False):
+        if operator in matrices:
+            matrix, formats = matrices[str(operator)], (model.quantization, NONE)
+            sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
+            most = rows.iloc[-1]
+            products = (
+                WIDENING[model.quantization.weight_bits or 8]
+                * most["time_us"]
+                / most["num_tokens"]
+                * rows["num_tokens"]
+            )
+            read = sizes[0] / sizes[1] * rows["time_us"].iloc[0]
+            rows = rows.assign(time_us=products.clip(lower=read))
+        parts.append(rows)
+    source = {**profile.meta.source, "quantization": model.quantization.name}
+    tables = {**profile.tables, "tokens": pd.concat(parts, ignore_index=True)}
+    return Profile(replace(profile.meta, source=source), tables)

@@ -1,0 +1,36 @@
+"""The commands of "Compare with your own server", against the server that one of them starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from harness import cli
+from tests.docs.pages import commands
+from tests.harness.engines.serving.builders import serving
+
+PAGE = "compare_with_your_server.md"
+SMALL = ("trace=synthetic", "trace.num_requests=20", "arrival.rate=40", "plots=false", "progress=false")
+
+
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = [words[1:] for words in commands(PAGE) if words[0] == "twinserve"]
+    served = next(words for words in shown if "task=serve" in words)
+    with serving(tmp_path / "server", *(word for word in served if word != "task=serve")) as server:
+        for words in (words for words in shown if "task=serve" not in words):
+            small = [word for word in words if not word.startswith(("trace.num", "arrival.rate"))]
+            small = [word.replace("http://localhost:8000", server.address) for word in small]
+            monkeypatch.setattr(sys, "argv", ["twinserve", *small, *(SMALL if "task=report" not in words else ())])
+            HydraConfig.instance().cfg = None
+            assert cli.main() == 0, words
+    HydraConfig.instance().cfg = None
+    (report,) = tmp_path.glob("outputs/*/comparison.csv")
+    table = pd.read_csv(report)
+    assert sorted(table["simulated"]) == [False, True] and (table["completed"] == 20).all()
+    measured, simulated = (table[table["simulated"] == kind]["median_tpot_ms"].item() for kind in (False, True))
+    assert measured == pytest.approx(simulated, rel=0.3)  # in one process with its client, on a busy machine

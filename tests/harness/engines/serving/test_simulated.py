@@ -1,0 +1,57 @@
+"""The simulator as a server in real time: its engine lives through the times of the simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness import run
+from harness.errors import ConfigError
+from tests.harness.engines.serving.builders import SIMULATED, serving, until_idle
+
+TRACE = pd.DataFrame({"num_prompt_tokens": [900, 30, 400, 5], "num_output_tokens": [3, 20, 9, 1]})
+
+
+@pytest.mark.parametrize("options", [(), ("scheduler.async_scheduling=true",)], ids=["plain", "ahead"])
+def test_what_it_records_are_the_times_of_the_simulation(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Of requests that come one after the other, as the phase in which others arrive is chance."""
+    loop = ("arrival=closed_loop", "arrival.concurrency=1", "model=qwen3-0.6b")
+    with serving(tmp_path, *SIMULATED, "serve.record=true", *options) as server:
+        seen = run("engine=openai", f"engine.endpoint={server.address}", *loop, trace=TRACE).requests
+    served = pd.read_parquet(tmp_path / "requests.parquet")
+    simulated = run("engine=sim", "cost=roofline", *loop, *options, trace=TRACE).requests
+    for column in ("ttft", "tpot", "e2el"):
+        assert served[column].to_numpy() == pytest.approx(simulated[column].to_numpy(), abs=2e-9, nan_ok=True), column
+    assert (seen["e2el"] > served["e2el"]).all()
+    assert seen["num_output_tokens"].tolist() == served["num_output_tokens"].tolist() == [3, 20, 9, 1]
+
+
+def test_prefixes_hit_samples_differ_and_clients_that_go_are_forgotten(tmp_path: Path) -> None:
+    with serving(tmp_path, *SIMULATED, "serve.answer_tokens=7") as server:
+        body = {"prompt": [3] * 64, "n": 2}
+        first, second = (server.ask("/v1/completions", {**body, "max_tokens": 5})[1] for _ in range(2))
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 63
+        texts = [choice["text"].split() for choice in first["choices"]]
+        assert [len(text) for text in texts] == [5, 5] and texts[0] != texts[1]
+        chat = {"messages": [{"role": "user", "content": "how many?"}]}
+        assert server.ask("/v1/chat/completions", chat)[1]["usage"]["completion_tokens"] == 7
+        assert server.ask("/v1/completions", {"prompt": [1] * 50_000})[0] == 400
+
+        connection = server.open("/v1/completions", {"prompt": [1], "max_tokens": 30_000, "stream": True})
+        connection.getresponse().read1(10)
+        assert server.ask("/reset_prefix_cache", {})[0] == 409
+        connection.close()
+        until_idle(server)
+        assert server.metric("vllm:kv_cache_usage_perc") == 0
+        assert server.ask("/reset_prefix_cache", {})[0] == 200
+        again = server.ask("/v1/completions", {**body, "max_tokens": 5})[1]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("override", ["replicas=2", "pipeline_parallel_size=2", "frontend=vllm"])
+def test_what_it_cannot_be_is_refused(override: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="task=serve"), serving(tmp_path, *SIMULATED, override):
+        pass

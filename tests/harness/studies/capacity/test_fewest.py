@@ -1,0 +1,87 @@
+"""The fewest servers that hold the SLO at a load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.config.schema.tasks.capacity import CapacityConfig
+from harness.errors import ConfigError
+from harness.studies.capacity.capacity import find
+from harness.studies.capacity.capacity_sweep import best_sentence
+from harness.studies.capacity.fewest import find_fewest
+from harness.studies.capacity.load_search import Ask
+from harness.studies.capacity.probe import Probe
+from tests.harness.builders import config
+from tests.harness.studies.capacity.builders import ROOM, probe
+
+SLO = ("task=capacity", "metrics.slo.ttft_ms=500", "metrics.slo.tpot_ms=40", "progress=false")
+
+
+@given(st.integers(1, 500), st.integers(1, 64), st.floats(0, 4))
+def test_the_fewest_are_found_wherever_the_search_starts(needed: int, start: int, misjudged: float) -> None:
+    asked: list[int] = []
+
+    def run(asks: Sequence[Ask]) -> list[Probe]:
+        asked.extend(round(ask.load) for ask in asks)
+        guess = needed * misjudged
+        return [replace(probe(ask.load, 0.0 if ask.load >= needed else 1.0, ask.number), guess=guess) for ask in asks]
+
+    found = find_fewest(run, start, CapacityConfig(max_probes=40), ROOM)
+    assert min(each.load for each in found.probes if each.holds(ROOM)) == needed
+    assert needed == 1 or needed - 1 in asked
+    assert len(asked) == len(set(asked)) <= 24 and min(asked) >= 1
+
+
+def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
+    lengths = ["trace=sharegpt", "capacity.num_requests=1500", "capacity.workers=1", "cost=roofline"]
+    asked = config(*SLO, *lengths, "capacity.target_rate=120", "router=least_requests", "tensor_parallel_size=2")
+    document = find(asked, tmp_path, ())
+    (row,) = document["rows"]
+    assert (document["over"], document["unit"], row["capacity"], row["num_gpus"]) == ("replicas", "servers", 2, 4)
+    assert row["cost_per_hour"] == 4 * row["price_per_gpu_hour"] and row["per_gpu"] == 30
+    cost = row["cost_per_hour"] / 3600 / row["output_throughput"] * 1e6
+    assert row["cost_per_million_tokens"] == pytest.approx(cost)
+    assert [(each["value"], each["holds"]) for each in row["probes"]] == [(1.0, False), (2.0, True)]
+    assert "2 servers of 2 NVIDIA H100 80GB HBM3 behind least_requests hold 120 requests/s" in document["sentence"]
+    assert "4 GPUs, $16.0 an hour" in document["sentence"]
+    assert "2 such servers behind a router" in document["command"]
+    few = find(
+        config(*SLO, *lengths, "capacity.over=replicas", "arrival.rate=500", "capacity.max_probes=6"),
+        tmp_path / "b",
+        (),
+    )
+    assert few["rows"][0]["rate"] == 500 and few["rows"][0]["capacity"] > 8
+
+
+def test_another_key_cannot_be_searched_for_at_a_rate() -> None:
+    with pytest.raises(ConfigError, match="target_rate asks for over=replicas"):
+        find(config(*SLO, "capacity.target_rate=6", "capacity.over=arrival.rate"), Path("unused"), ())
+
+
+def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
+    common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40}
+    rows: list[dict[str, Any]] = [
+        {
+            **common,
+            "label": "router=prefix_affinity",
+            "capacity": 49,
+            "servers": "8 servers of 2 H100 behind prefix_affinity",
+        },
+        {**common, "label": "router=round_robin", "capacity": 15, "servers": "8 servers of 2 H100 behind round_robin"},
+        {**common, "label": "router=random", "capacity": None, "servers": None},
+    ]
+    text = best_sentence(rows, 0, "arrival.rate")
+    assert text == (
+        "8 servers of 2 H100 behind prefix_affinity hold 49 requests/s; router=round_robin 15; router=random no "
+        "capacity."
+    )
+    assert best_sentence(rows, 0, "replicas").endswith(
+        "hold 40 requests/s; router=round_robin 15 servers; router=random no capacity."
+    )

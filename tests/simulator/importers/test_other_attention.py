@@ -1,0 +1,102 @@
+"""Latent, sparse and linear attention compiled from tables whose times follow known formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator.importers.aiconfigurator.attention import Attention
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
+from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
+from simulator.importers.aiconfigurator.rules import beside_experts
+from simulator.models.model import Model
+from simulator.profile.profile import ProfileError
+from tests.simulator.builders import QWEN, WINDOWED, listed
+
+BATCHES, LENGTHS = (1, 8, 64), (1, 256, 4096, 32768)
+
+
+class Tables:
+    """Times of each table as a formula of batch and length, in us."""
+
+    system, version = "made_up", "1.0"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+        self.asked.append((table, where))
+        sizes = [(batch, length) for batch in BATCHES for length in LENGTHS]
+        rows = pd.DataFrame(sizes, columns=["batch_size", "length"])
+        rows = rows[rows["batch_size"] == where.get("batch_size", rows["batch_size"])]
+        batch, length = rows["batch_size"], rows["length"]
+        if table == "gdn_perf":
+            parts = [
+                rows.assign(
+                    phase=phase, kernel_source=kernel, seq_len=1 if phase == "generation" else length, time_us=us
+                )
+                for phase, us in (("generation", 2.0 * batch), ("context", 1.0 * length))
+                for kernel in ("convolution", "state")
+            ]
+            return pd.concat(parts).drop_duplicates(["phase", "kernel_source", "batch_size", "seq_len"])
+        if "generation" in table:
+            return rows.assign(isl=0, step=length, time_us=100 + batch * length * 1e-3, **_heads(where))
+        return rows.assign(isl=length, time_us=100 + 1e-6 * length**2, **_heads(where))
+
+
+def _heads(where: dict[str, Any]) -> dict[str, int]:
+    return {"num_heads": 16, "num_key_value_heads": 1} if "head_dim" in where else {}
+
+
+def compiled(model: Model, ranks: int) -> tuple[Tables, pd.DataFrame, pd.DataFrame]:
+    tables = Tables()
+    decodes, chunks = mean_attention(tables, Attention(tables), model, ranks, "auto")  # type: ignore[arg-type]
+    return tables, decodes, chunks
+
+
+def at(table: pd.DataFrame, row: dict[str, int], **where: int) -> float:
+    """The time of a point, on the line through its neighbours in its row."""
+    (row_name, row_value), (axis, value) = *row.items(), *where.items()
+    points = table[table[row_name] == row_value]
+    return float(np.interp(value, points[axis], points["time_us"]))
+
+
+@pytest.mark.parametrize(("name", "table"), [("deepseek-v3", "mla"), ("deepseek-v3.2", "dsa"), ("glm-5", "dsa")])
+def test_latent_attention_is_timed_as_a_whole_for_the_heads_of_a_rank(name: str, table: str) -> None:
+    model = listed(name)
+    tables, decodes, chunks = compiled(model, 8)
+    assert [asked for asked, _ in tables.asked] == [f"{table}_generation_module_perf", f"{table}_context_module_perf"]
+    where = tables.asked[0][1]
+    assert where["num_heads"] == model.sizes["num_attention_heads"] / 8
+    assert where["gemm_type"] == ("bfloat16" if name == "glm-5" else "fp8_block")
+    assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096)
+    assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx(100 + 4096**2 * 1e-6)
+
+
+def test_of_layers_with_states_and_others_the_mean_counts() -> None:
+    """Qwen3.5-397B: 45 of 60 layers take 4 us per decode and 2 us per prompt token, wherever a chunk starts."""
+    _, decodes, chunks = compiled(listed("qwen3.5-397b-a17b"), 2)
+    assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(0.75 * 32 + 0.25 * (100 + 8 * 4.096))
+    late = at(chunks, {"prefill_context": 8192}, prefill_tokens=4096) - at(
+        chunks, {"prefill_context": 0}, prefill_tokens=4096
+    )
+    grown = np.interp([8192, 12288], LENGTHS, [100 + 1e-6 * length**2 for length in LENGTHS])
+    assert late == pytest.approx(0.25 * max(0.0, grown[1] - grown[0] - 100 - 4096**2 * 1e-6), abs=1.0)
+
+
+def test_other_kinds_and_formats_are_refused_by_name() -> None:
+    with pytest.raises(ProfileError, match="has no times of Mamba2"):
+        compiled(listed("nemotron-3-nano-30b-a3b"), 1)
+    with pytest.raises(ProfileError, match="no latent attention in fp8 of"):
+        compiled(listed("deepseek-v3", "fp8"), 8)
+    assert is_plain(QWEN) and is_plain(WINDOWED) and not is_plain(listed("gemma-4-26b-a4b"))
+
+
+def test_products_of_shared_experts_add_nothing_beside_the_others_in_small_steps() -> None:
+    curve = MeasuredCurve(np.array([1.0, 128.0, 512.0]), np.array([10.0, 20.0, 80.0]))
+    beside = beside_experts(curve)
+    assert [float(beside.at(size)) for size in (1, 256, 512)] == [0.001, 0.001, 80.0]
+    assert float(beside.at(400)) == pytest.approx(float(curve.at(400)))
