@@ -57,6 +57,8 @@ class Case:
     def num_gained(self, request: Request, length: int, num_drafts: int) -> int:
         """Tokens that a request which knows `length` gains with a step that verifies so many drafts, beyond its end
         too: a matter of the request and of how far it is."""
+        if not num_drafts:
+            return 1
         wanted = Random(f"{request.request_id} {length}").randint(0, self.options.num_speculative_tokens)
         return 1 + min(num_drafts, wanted)
 

@@ -23,8 +23,8 @@ from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
 from experiments.oracles.steps import Step
 
 
-def as_vllm(options: Options) -> SchedulerOptions:
-    """The options with which the core decides as vLLM 0.19 does."""
+def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
+    """The options with which the core decides as this version of vLLM does; see "versions" in the README."""
     has_priorities = options.scheduling_policy == "priority"
     return SchedulerOptions(
         policy="admission_order",
@@ -32,7 +32,8 @@ def as_vllm(options: Options) -> SchedulerOptions:
         enable_prefix_caching=options.enable_prefix_caching,
         allocation="chunk",
         admission="full_prompt" if options.scheduler_reserve_full_isl else "first_chunk",
-        eviction="lru",
+        eviction="lru" if version == "0.19" else "unhashed_first",
+        options={name: version == "0.19" for name in ("cuts_alone", "ends_with_giving_way")},
         victim="least_urgent" if has_priorities else "last",
         full_hit="recompute_block",
         queue="priority" if has_priorities else "fcfs",

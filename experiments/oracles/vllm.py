@@ -37,7 +37,7 @@ def compare(name: str, numbers: range, corrected: SimpleNamespace, original: Sim
         expected = _run_vllm(corrected, case, is_corrected=True)
         tally.count(expected)
         tally.num_faulty += expected != _run_vllm(original, case, is_corrected=False)
-        if difference := difference_from_ours(expected, case, as_vllm(case.options)):
+        if difference := difference_from_ours(expected, case, as_vllm(case.options, corrected.version)):
             tally.differences.append((number, difference))
     return tally
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
     numbers = range(args.first, args.first + args.cases)
     tallies = [compare(name, numbers, corrected, original) for name in args.only]
-    return 0 if report("Our scheduling core and the scheduler of vLLM 0.19", tallies) else 1
+    return 0 if report(f"Our scheduling core and the scheduler of vLLM {corrected.version}", tallies) else 1
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ class VllmEngine:
         name = str(request.request_id)
         params = SimpleNamespace(
             max_tokens=len(request.outputs), min_tokens=0, eos_token_id=None, stop_token_ids=[STOP_TOKEN],
-            repetition_detection=None, extra_args=None, logprobs=None, skip_reading_prefix_cache=None,
+            num_logprobs=None, repetition_detection=None, extra_args=None, logprobs=None,
+            skip_reading_prefix_cache=None,
         )  # fmt: skip
         self._scheduler.add_request(
             self._vllm.Request(
@@ -101,6 +102,8 @@ class VllmEngine:
                 req_id_to_index={name: index for index, name in enumerate(names)}, sampled_token_ids=tokens,
                 logprobs=None, prompt_logprobs_dict={}, pooler_output=None, num_nans_in_logits=None,
                 kv_connector_output=None, cudagraph_stats=None,
+                prompt_token_id_logprobs_dict={}, ec_connector_output=None, aux_output_connector_output=None,
+                sampling_masks=None,
             ),
         )  # fmt: skip
         if k := self._options.num_speculative_tokens:
@@ -125,12 +128,12 @@ class VllmEngine:
         scheduler, preempt = self._scheduler, self._scheduler._preempt_request
         pool, manager = scheduler.kv_cache_manager.block_pool, scheduler.kv_cache_manager
 
-        def preempt_and_forget(request: Any, timestamp: float) -> None:
+        def preempt_and_forget(request: Any, timestamp: float, **others: Any) -> None:
             (blocks,) = manager.get_blocks(request.request_id).blocks
             for block in blocks[request.num_computed_tokens // self._options.block_size :]:
                 self.num_forgotten_blocks += block.block_hash is not None
                 pool._maybe_evict_cached_block(block)
-            preempt(request, timestamp)
+            preempt(request, timestamp, **others)
 
         scheduler._preempt_request = preempt_and_forget
 
@@ -139,12 +142,17 @@ def _drafts(number: int) -> SimpleNamespace | None:
     """Drafts by prompt lookup, which need no KV of their own."""
     if not number:
         return None
-    return SimpleNamespace(num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False)
+    return SimpleNamespace(
+        num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False,
+        num_speculative_tokens_per_batch_size=None, use_eagle_block_drop=lambda: False,
+        needs_eagle_block_drop=lambda: False, max_num_new_slots_for_drafting=0,
+    )  # fmt: skip
 
 
 def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
     """A scheduler of vLLM for a dense model on one device; block 0 of the pool is the one that nobody gets."""
     spec = vllm.FullAttentionSpec(block_size=options.block_size, num_kv_heads=1, head_size=1, dtype=None)
+    k = options.num_speculative_tokens
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
             max_num_seqs=options.max_num_seqs,
@@ -155,19 +163,29 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
             enable_chunked_prefill=options.enable_chunked_prefill,
             scheduler_reserve_full_isl=options.scheduler_reserve_full_isl,
             async_scheduling=options.async_scheduling,
+            long_prefill_token_threshold_adaptive=False, max_num_active_seqs=None, watermark=0.0,
+            prefill_schedule_interval=1,
         ),
         cache_config=SimpleNamespace(
             enable_prefix_caching=options.enable_prefix_caching, num_gpu_blocks=options.num_blocks + 1,
-            block_size=options.block_size, mamba_cache_mode="none",
+            block_size=options.block_size, mamba_cache_mode="none", enable_mamba_shared_prefix_checkpoint=False,
         ),
         model_config=SimpleNamespace(
-            max_model_len=options.max_model_len, is_encoder_decoder=False, enable_return_routed_experts=False
+            max_model_len=options.max_model_len, is_encoder_decoder=False, enable_return_routed_experts=False,
+            uses_mrope=False, runner_type="generate", is_diffusion=False, supports_multimodal_inputs=False,
+            return_sampling_mask=False,
         ),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1,
-            data_parallel_index=0,
+            data_parallel_index=0, data_parallel_size=1,
         ),
-        observability_config=SimpleNamespace(kv_cache_metrics=False, enable_mfu_metrics=False),
+        observability_config=SimpleNamespace(
+            kv_cache_metrics=False, enable_mfu_metrics=False, per_request_spec_decode_metrics=None
+        ),
+        ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
+        aux_output_config=SimpleNamespace(enabled=False), is_mm_encoder_only=False, max_concurrent_batches=1,
+        num_speculative_tokens=k, num_lookahead_tokens=0, num_prefill_lookahead_tokens=0, num_hash_lookahead_tokens=0,
+        max_in_flight_tokens=None, use_v2_model_runner=False,
         lora_config=None, kv_events_config=None, kv_transfer_config=None, ec_transfer_config=None,
         speculative_config=_drafts(options.num_speculative_tokens),
     )  # fmt: skip
@@ -175,7 +193,9 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
     return scheduler_class(
         vllm_config=config,
         kv_cache_config=vllm.KVCacheConfig(options.num_blocks + 1, [], [vllm.KVCacheGroupSpec(["layer"], spec)]),
-        structured_output_manager=SimpleNamespace(should_advance=lambda request: False),
+        structured_output_manager=SimpleNamespace(
+            should_advance=lambda request: False, accept_tokens=lambda *args, **kwargs: True
+        ),
         block_size=options.block_size,
         mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda config: False),
     )

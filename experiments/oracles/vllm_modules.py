@@ -1,4 +1,4 @@
-"""The scheduler of vLLM 0.19, out of an unpacked wheel and without the rest of vLLM."""
+"""The scheduler of vLLM 0.19 or 0.33, out of an unpacked wheel and without the rest of vLLM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from typing import Any
 
 from experiments.oracles.stubs import Corrections, SelectiveFinder, selective_imports
 
-VERSION = "0.19.0"
+VERSIONS = ("0.19.0", "0.33.0")
 _STOOD_IN_FOR = ("vllm", "torch", "msgspec")
-_REAL = ("vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.utils.math_utils", "vllm._version")
+_REAL = (
+    "vllm.v1.core",
+    "vllm.v1.request",
+    "vllm.v1.kv_cache_interface",
+    "vllm.v1.kv_cache_spec_registry",
+    "vllm.utils.math_utils",
+    "vllm._version",
+)
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 
 
@@ -30,6 +37,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "vllm.v1.structured_output.request": {
         "StructuredOutputRequest": SimpleNamespace(from_sampling_params=lambda params: None)
     },
+    "vllm.v1.metrics.stats": {"KV_FETCH_STAGES": ()},
     "vllm.v1.utils": {"ConstantList": lambda items: items, "record_function_or_nullcontext": nullcontext},
     "vllm.v1.engine": {"EngineCoreOutput": SimpleNamespace, "EngineCoreOutputs": SimpleNamespace},
 }
@@ -64,14 +72,14 @@ def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
         corrected: correct the index that skips a request (see above).
 
     Raises:
-        ImportError: it is not version 0.19.0.
+        ImportError: it is none of `VERSIONS`.
     """
-    finder = SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _VALUES, _SKIPPED_INDEX if corrected else Corrections())
-    with selective_imports(finder, _STOOD_IN_FOR):
-        version = importlib.import_module("vllm._version").__version__
-        if version != VERSION:
-            raise ImportError(f"{folder} holds vLLM {version}, the comparison is with {VERSION}")
-        names = SimpleNamespace()
+    version = next((v for v in VERSIONS if f"'{v}'" in (folder / "vllm" / "_version.py").read_text("utf-8")), None)
+    if version is None:
+        raise ImportError(f"{folder} holds another vLLM than {' or '.join(VERSIONS)}")
+    corrections = _SKIPPED_INDEX if corrected and version == "0.19.0" else Corrections()
+    with selective_imports(SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _VALUES, corrections), _STOOD_IN_FOR):
+        names = SimpleNamespace(version=version[:4])
         for module, attributes in {
             _SCHEDULER: ["Scheduler"],
             "vllm.v1.core.sched.async_scheduler": ["AsyncScheduler"],
@@ -82,5 +90,7 @@ def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
             loaded = importlib.import_module(module)
             for attribute in attributes:
                 setattr(names, attribute, getattr(loaded, attribute))
+        if version != "0.19.0":  # what it imports when it first makes a manager
+            importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry._ensure_registered()
     names.init_none_hash(block_hash)
     return names

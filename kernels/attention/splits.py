@@ -69,8 +69,8 @@ def join_splits_kernel(
 ) -> None:
     """One program joins the partials of one head of one token: their average, weighted by their sums.
 
-    The last splits may have no keys that the token sees, and with a window the first ones too, whose partials are 0. A
-    token that sees no key at all is padding: its output is 0.
+    Only the first splits have keys that the token sees: with a window too, as a tile of queries has at most
+    MIN_SPLIT_TOKENS rows. A token that sees no key at all is padding: its output is 0.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -78,7 +78,7 @@ def join_splits_kernel(
     log_sum_ptr += base
     every, dim = tl.arange(0, max_splits), tl.arange(0, block_d)
     log_sums = tl.load(log_sum_ptr + every, mask=every < splits, other=float("-inf"))
-    used = tl.max(tl.where(log_sums != float("-inf"), every + 1, 0), axis=0)
+    used = tl.sum((log_sums != float("-inf")).to(tl.int32), axis=0)
     maximum = tl.max(log_sums, axis=0)
     total = 0.0
     acc = tl.zeros([block_d], tl.float32)

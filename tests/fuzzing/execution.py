@@ -26,7 +26,7 @@ from tests.fuzzing.files import PLACE
 from tests.fuzzing.walk import Case
 from tests.harness.builders import CONF, ROOT
 
-_NOTE = re.compile(r"(trace|/\S+): (?!.*Warning)")  # on a trace, printed to stderr
+_NOTE = re.compile(r"(trace|validation\.measured|/\S+): (?!error|.*Warning)")  # on what is read, printed to stderr
 _DEFECT_OF_A_JOB = re.compile(r"failed: (?!OSError|FileNotFoundError|NotADirectoryError|PermissionError)(\w+): ")
 
 

@@ -16,7 +16,9 @@ LONGEST_MS = 1e12  # thirty years; on the slowest valid device a first token tak
 ROUNDING = 1e-9  # of a share that is an average over time
 LARGEST_THROUGHPUT = 1e12  # tokens or requests per second
 _SHARES = ("prefix_cache_hit_rate", "goodput_share", "mean_kv_cache_usage", "max_kv_cache_usage")
-_MAY_BE_NEGATIVE = ("window_start_s", "window_end_s", "config", "settings", "environment", "error_pct", "bias_pct")
+_MAY_BE_NEGATIVE = (
+    "window_start_s", "window_end_s", "config", "settings", "environment", "error_pct", "bias_pct", "queue_growth",
+)  # fmt: skip
 _TIMES = ("arrival_time", "replay_lag", "first_scheduled_time", "first_token_time", "finish_time")
 _LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 

@@ -12,6 +12,7 @@ from engine.models.blocks import CausalLM
 from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
 from engine.models.quantization import Fp8Weights
+from engine.runner.cache.kv_cache import cache_shape
 from kernels.attention.backends import AttentionMetadata
 from kernels.attention.triton_backend import TritonBackend
 from tests.cuda_standin import CUDA
@@ -25,7 +26,11 @@ def make_model(num_layers: int, fp8: Fp8Weights | None = None, **changes: Any) -
         "max_position_embeddings": 8192, "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
         **changes,
     }  # fmt: skip
-    config = replace(ModelConfig.from_shape(shape), fp8=fp8)
+    return build(replace(ModelConfig.from_shape(shape), fp8=fp8))
+
+
+def build(config: ModelConfig) -> CausalLM:
+    """The model of a configuration with weights of zeros, in bfloat16, with the Triton backend."""
     model = build_model(config, TensorParallel(), TritonBackend(), torch.bfloat16, CUDA)
     for weights in model.parameters():
         weights.data.zero_()
@@ -35,7 +40,7 @@ def make_model(num_layers: int, fp8: Fp8Weights | None = None, **changes: Any) -
 def run_step(model: CausalLM, chunks: list[int], num_decodes: int, cache_dtype: torch.dtype = torch.bfloat16) -> None:
     """A step of prompt chunks and decodes with contexts of up to 4,096 tokens."""
     config, num_tokens = model.config, sum(chunks) + num_decodes
-    cache = torch.zeros(config.num_layers, 2, 2, 16, config.num_kv_heads, config.head_dim, device=CUDA).to(cache_dtype)
+    cache = torch.zeros(cache_shape(config, 2, 16, 1, torch.bfloat16), device=CUDA).to(cache_dtype)
     bounds = torch.tensor([0, *chunks], dtype=torch.int32, device=CUDA).cumsum(0, dtype=torch.int32)
     metadata = AttentionMetadata(
         slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=CUDA),

@@ -14,10 +14,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
+from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.models.quantization import Fp8Weights  # noqa: E402
 from kernels.sampling.sampler import sample  # noqa: E402
 from tests.cuda_standin import CUDA, standing_in  # noqa: E402
-from tests.kernels.launches import make_model, run_step  # noqa: E402
+from tests.kernels.launches import build, make_model, run_step  # noqa: E402
 
 NORM, STORE, GEMM = "rms_norm_kernel", "rotary_store_kernel", "mm"
 DECODE = ["decode_kernel", "join_splits_kernel"]
@@ -73,6 +74,32 @@ def test_experts_launch_one_or_two_kernels_to_route_and_four_more(
     after_attention = [GEMM, NORM, GEMM, *routing]  # projection, norm, router
     grouped = ["grouped_gemm_kernel", "silu_and_mul_kernel", "grouped_gemm_kernel", "sum_choices_kernel"]
     assert names[-len(after_attention + grouped) - 1 :] == [*after_attention, *grouped, NORM]
+
+
+def test_models_of_today_launch_their_kernels_and_look_at_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-V3 with a dense layer before one with experts, and gpt-oss with a window in the first of two layers."""
+    deepseek = ModelConfig.from_hf(
+        {
+            "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 200,
+            "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 8192, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 8, "n_group": 2,
+            "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        }
+    )  # fmt: skip
+    experts = {"num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 32}
+    gpt_oss: dict[str, Any] = {"family": "gpt_oss", "sliding_window": 128, "num_sliding_layers": 1, **experts}
+    latent = ["latent_store_kernel", "latent_kernel", "join_splits_kernel"]
+    for make, kernels, expected in (
+        (lambda: build(deepseek), latent, latent * 2),
+        (lambda: make_model(2, **gpt_oss), [STORE, *DECODE], [STORE, "decode_kernel", STORE, *DECODE]),
+    ):
+        with standing_in(monkeypatch) as gpu:
+            run_step(make(), [], 3)
+        log = gpu.log[gpu.log.index("embedding") :]
+        assert [name for name in log if name in kernels] == expected, "128 tokens of a window take one split"
+        assert log.count("grouped_gemm_kernel") == (2 if kernels == latent else 4)
+        assert not any("waits" in name for name in log)
 
 
 def test_experts_in_float8_launch_two_more_to_quantise_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

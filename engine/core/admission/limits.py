@@ -51,6 +51,9 @@ class Limits:
         max_padding = self.max_num_batched_tokens if pads and self.max_padding is None else self.max_padding
         return replace(self, max_num_seqs=max_num_seqs, max_padding=max_padding)
 
+    def without_chunk_bound(self) -> Limits:
+        return replace(self, max_chunk_tokens=0)
+
     def chunk_tokens(self, left: int, budget: int) -> int:
         """Tokens of the next chunk of a prompt with `left` to compute, within the budget and the limit of a chunk."""
         most = self.max_chunk_tokens

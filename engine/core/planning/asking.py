@@ -95,13 +95,17 @@ class Admission:
         self, admit: AdmissionRule, blocks: BlockManager, waiting: WaitingQueue, running: RunningSet, limits: Limits
     ) -> None:
         self.admit = admit
-        self.look = Needs(blocks, limits).look
         self.blocks = blocks
         self.waiting = waiting
         self.running = running
-        self.limits = limits
+        self.bind(limits)
         self._watermark = limits.watermark_blocks
         self._max_num_seqs = limits.max_num_seqs
+
+    def bind(self, limits: Limits) -> None:
+        """Go by other `limits` of chunks from now on."""
+        self.limits = limits
+        self.look = Needs(self.blocks, limits).look
 
     @property
     def free_seats(self) -> int:

@@ -36,11 +36,17 @@ class StepPlanner(GivingWay):
         admit: AdmissionRule,
     ) -> None:
         super().__init__(blocks, waiting, running, preemption)
-        self.limits = limits
+        self.limits = self._limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.chunk_tokens = limits.chunk_tokens
         self.admission = Admission(admit, blocks, waiting, running, limits)
         self._parking = Parking(blocks, running, limits)
+
+    def bound_chunks(self, *, is_alone: bool) -> None:
+        """Let chunks have a bound of their own only where a request is not alone."""
+        self.limits = self._limits.without_chunk_bound() if is_alone else self._limits
+        self.chunk_tokens = self.limits.chunk_tokens
+        self.admission.bind(self.limits)
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
@@ -139,6 +145,14 @@ class StepPlanner(GivingWay):
         draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
         if sequence.has_content:
             self._blocks.register(sequence, end)
+
+    def set_aside(self, num_blocks: int) -> list[int]:
+        """Take blocks for one that is served, before the next victim frees its own; `put_back` before they are used."""
+        return self._blocks.take(num_blocks) if num_blocks else []
+
+    def put_back(self, aside: list[int]) -> None:
+        if aside:
+            self._blocks.pool.put_back(aside)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""

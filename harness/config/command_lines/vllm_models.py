@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,18 @@ class KnownModels:
         found = {}
         for path in (path for folder in self._folders for path in sorted((folder / "model").glob("*.yaml"))):
             try:
-                data = read_yaml(path)
+                data = _read(path, path.stat().st_mtime_ns)
             except DocumentError as error:
                 raise ConfigError(f"{path}: {error}") from None
             if isinstance(data, dict):
                 found[path.stem] = data
         return found
+
+
+@lru_cache(maxsize=512)
+def _read(path: Path, changed_ns: int) -> Any:
+    """The option in a file, read again when the file has changed: all files take longer than the rest of a line."""
+    return read_yaml(path)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

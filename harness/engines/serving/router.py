@@ -40,7 +40,7 @@ _KEPT = ("content-type", "cache-control", "retry-after")
 class ServerState:
     """A server as the rule sees it."""
 
-    def __init__(self, number: int, address: str) -> None:
+    def __init__(self, address: str, number: int) -> None:
         self.number = number
         self.address = address.rstrip("/").removesuffix("/v1")
         self.num_requests = 0
@@ -90,7 +90,7 @@ class RouterServer:
     """Sends each call on to one of `addresses`, chosen by `rule`; `start` is called in the server's event loop."""
 
     def __init__(self, addresses: abc.Sequence[str], rule: Router, reading_s: float) -> None:
-        self.servers = [ServerState(number, each) for number, each in enumerate(addresses)]
+        self.servers = [ServerState(each, number) for number, each in enumerate(addresses)]
         self._rule = rule
         self._reading_s = reading_s or _READING_S
         self._numbers = count()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -50,6 +51,14 @@ class Server:
     def metric(self, name: str) -> float:
         lines = self.ask("/metrics")[1].splitlines()
         return float(next(line for line in lines if line.startswith(name)).split()[-1])
+
+
+def until_idle(server: Server, within_s: float = 10.0) -> None:
+    """Wait until nothing runs or waits, for so long at most."""
+    end = time.monotonic() + within_s
+    while server.metric("vllm:num_requests_running") or server.metric("vllm:num_requests_waiting"):
+        assert time.monotonic() < end, "requests were left"
+        time.sleep(0.02)
 
 
 @contextmanager

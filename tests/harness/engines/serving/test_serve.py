@@ -14,7 +14,7 @@ import pytest
 from engine import LLM, SamplingParams
 from harness.engines.real import resolve_real
 from tests.harness.builders import config
-from tests.harness.engines.serving.builders import REAL, Server, serving
+from tests.harness.engines.serving.builders import REAL, Server, serving, until_idle
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -39,14 +39,6 @@ def tokens_of(llm: LLM, prompts: list[list[int]], **params: Any) -> list[list[in
 
 def words(tokens: list[int]) -> str:
     return "".join(f" t{token}" for token in tokens)
-
-
-def until_idle(server: Server) -> None:
-    for _ in range(200):
-        if server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0:
-            return
-        time.sleep(0.02)
-    raise AssertionError("requests were left")
 
 
 def test_streams_and_documents_have_the_tokens_of_generate(server: Server, llm: LLM) -> None:

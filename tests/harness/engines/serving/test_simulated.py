@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +9,7 @@ import pytest
 
 from harness import run
 from harness.errors import ConfigError
-from tests.harness.engines.serving.builders import SIMULATED, serving
+from tests.harness.engines.serving.builders import SIMULATED, serving, until_idle
 
 TRACE = pd.DataFrame({"num_prompt_tokens": [900, 30, 400, 5], "num_output_tokens": [3, 20, 9, 1]})
 
@@ -45,8 +44,7 @@ def test_prefixes_hit_samples_differ_and_clients_that_go_are_forgotten(tmp_path:
         connection.getresponse().read1(10)
         assert server.ask("/reset_prefix_cache", {})[0] == 409
         connection.close()
-        while server.metric("vllm:num_requests_running"):
-            time.sleep(0.01)
+        until_idle(server)
         assert server.metric("vllm:kv_cache_usage_perc") == 0
         assert server.ask("/reset_prefix_cache", {})[0] == 200
         again = server.ask("/v1/completions", {**body, "max_tokens": 5})[1]
