@@ -76,14 +76,6 @@ class Channel:
         return pending
 
 
-class Texts(Protocol):
-    """The tokenizer, as `transformers` has it."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: list[int]) -> str: ...
-
-
 class Backend(Protocol):
     """Serves calls; all methods are called in the event loop, and none of them waits for a step.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -142,7 +143,9 @@ def soak(server: Server, llm: LLM, *, num_requests: int, num_threads: int, seed:
     prompts = [[rng.randrange(400) for _ in range(rng.randrange(1, 30))] for _ in range(num_requests)]
     lengths = [rng.randrange(1, 30) for _ in prompts]
     kinds = [rng.choice(("reads", "reads", "slow", "goes", "drops")) for _ in prompts]
-    expected = [tokens_of(llm, [prompt], max_tokens=n)[0] for prompt, n in zip(prompts, lengths, strict=True)]
+    params = [SamplingParams(**GREEDY, max_tokens=length) for length in lengths]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    expected = [output.outputs[0].token_ids for output in outputs]
     wrong: list[int] = []
     left = iter(range(num_requests))
 
@@ -176,8 +179,6 @@ def soak(server: Server, llm: LLM, *, num_requests: int, num_threads: int, seed:
 
 
 def text_of(stream: bytes) -> str:
-    import json
-
     events = [line[6:] for line in stream.split(b"\n") if line.startswith(b"data: {")]
     return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
 
