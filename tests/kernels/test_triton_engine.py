@@ -64,7 +64,7 @@ def generate(
 @pytest.mark.parametrize(
     ("params", "shape"),
     [
-        pytest.param(GREEDY, SHAPE | EXPERTS | {"num_layers": 1}, id="greedy-experts"),
+        pytest.param(GREEDY, SHAPE | EXPERTS | {"num_layers": 1}, id="greedy-experts", marks=pytest.mark.slow),
         pytest.param(SHORT, SHAPE | GPT_OSS, id="greedy-gpt-oss"),
         pytest.param(SHORT, LATENT, id="greedy-latent"),
         pytest.param(FILTERED, SHAPE | {"num_layers": 1}, id="filtered-dense", marks=pytest.mark.slow),

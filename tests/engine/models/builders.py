@@ -55,7 +55,6 @@ CONFIGS: dict[str, transformers.PreTrainedConfig] = {
     "deepseek_v2": transformers.DeepseekV2Config(
         **SIZES | LATENT, q_lora_rank=None, rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
     ),
-    "deepseek_v2_q_lora": transformers.DeepseekV2Config(**SIZES | LATENT, q_lora_rank=20, routed_scaling_factor=2.5),
     "deepseek_v3": transformers.DeepseekV3Config(
         **SIZES | LATENT, q_lora_rank=20, n_group=4, topk_group=2, num_nextn_predict_layers=0,
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
