@@ -14,10 +14,26 @@ decoders is two blocks, one of each. The kinds:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from simulator.models.model import Model
+from engine.engine_config import KVDtype
+from simulator.models.weight_formats import Quantization
+
+
+class Sizes(Protocol):
+    """What a block reads of its model (`simulator.models.model`)."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def dtype_bytes(self) -> int: ...
+
+    @property
+    def kv_dtype(self) -> KVDtype: ...
+
+    @property
+    def quantization(self) -> Quantization: ...
 
 
 class Weights(NamedTuple):
@@ -69,21 +85,21 @@ class Block:
     rotary_dim = 0
     window = 0  # tokens after which the cache of a token is given back; 0 for never
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         raise NotImplementedError
 
-    def num_vectors(self, model: Model) -> int:
+    def num_vectors(self, model: Sizes) -> int:
         """Parameters beside the matrices, which each rank holds in full: norms, biases."""
         return model.hidden_size
 
-    def kv_bytes(self, model: Model, ranks: int) -> int:
+    def kv_bytes(self, model: Sizes, ranks: int) -> int:
         """Bytes that a token keeps in the cache of one rank."""
         return sum(scan.token_bytes for scan in self.scans(model, ranks))
 
-    def scans(self, model: Model, ranks: int) -> tuple[Scan, ...]:
+    def scans(self, model: Sizes, ranks: int) -> tuple[Scan, ...]:
         return ()
 
-    def state_bytes(self, model: Model, ranks: int) -> int:
+    def state_bytes(self, model: Sizes, ranks: int) -> int:
         """Bytes that a running sequence keeps on one rank, however long it is."""
         return 0
 
@@ -99,10 +115,10 @@ class Block:
         """Elements per token of the tensors that exist at once on one rank."""
         return 0
 
-    def num_elements(self, model: Model, ranks: int) -> float:
+    def num_elements(self, model: Sizes, ranks: int) -> float:
         """Elements per token that kernels read and write beside the matrix products and the norm, in a rough count."""
         raise NotImplementedError
 
-    def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
+    def small_kernels(self, model: Sizes, ranks: int) -> SmallKernels:
         """The same by kernel, the norm included, with what fused kernels save."""
         raise NotImplementedError

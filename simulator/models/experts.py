@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from simulator.models.block import Block, SmallKernels, Weights
-
-if TYPE_CHECKING:
-    from simulator.models.model import Model
+from simulator.models.block import Block, Sizes, SmallKernels, Weights
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Experts(Block):
         if self.num_used > self.num_experts:
             raise ValueError(f"num_used={self.num_used}: must be <= num_experts={self.num_experts}")
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         """Router and latent projections are on every rank."""
         hidden, counts = model.hidden_size, (self.num_experts, self.num_used)
         inner, up = self.latent_size or hidden, 2 if self.is_gated else 1
@@ -53,18 +49,18 @@ class Experts(Block):
             *([Weights("shared_gate", "router", 1, hidden)] if self.has_shared_gate else ()),
         )
 
-    def num_vectors(self, model: Model) -> int:
+    def num_vectors(self, model: Sizes) -> int:
         return model.hidden_size + self.num_extras
 
-    def num_elements(self, model: Model, ranks: int) -> float:
+    def num_elements(self, model: Sizes, ranks: int) -> float:
         return (3 if self.is_gated else 2) * (self.intermediate_size * self.num_used + self.shared_size) / ranks
 
-    def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
+    def small_kernels(self, model: Sizes, ranks: int) -> SmallKernels:
         """The norm, and the activation of the shared MLP: the experts' kernel contains their own."""
         shared = (3 if self.is_gated else 2) * self.shared_size // ranks
         return SmallKernels(2 if shared else 1, (4 * model.hidden_size + shared) * model.dtype_bytes)
 
-    def buffer_bytes(self, model: Model, num_tokens: int, ranks: int) -> int:
+    def buffer_bytes(self, model: Sizes, num_tokens: int, ranks: int) -> int:
         """Bytes of the buffers of Triton's experts: routed rows, as wide as the wider of input and output.
 
         Experts in a format of their own (MXFP4) run in other kernels, which keep no such buffers.

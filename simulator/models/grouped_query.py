@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from simulator.models.block import Block, Scan, SmallKernels, Weights
-
-if TYPE_CHECKING:
-    from simulator.models.model import Model
+from simulator.models.block import Block, Scan, Sizes, SmallKernels, Weights
 
 _SCALE_BYTES = 2  # of int8 and int4 in the KV cache
 
@@ -49,7 +45,7 @@ class GroupedQuery(Block):
         """Elements of a key and a value."""
         return self.head_dim + (self.value_dim or self.head_dim)
 
-    def head_bytes(self, model: Model) -> int:
+    def head_bytes(self, model: Sizes) -> int:
         """Bytes of the key and the value of one token in one KV head.
 
         A row of int8 or int4 ends in the float16 scale of its elements. Two elements of int4 take a byte. The scales of
@@ -59,7 +55,7 @@ class GroupedQuery(Block):
         scale = _SCALE_BYTES if model.kv_dtype in ("int8", "int4") else 0
         return sum(-(-dim * bits // 8) + scale for dim in (self.head_dim, self.kv_dim - self.head_dim))
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         heads, kv_heads = self.num_heads // ranks, self.kv_heads_per_rank(ranks)
         rows = (2 if self.has_gate else 1) * heads * self.head_dim
         rows += kv_heads * (self.head_dim if self.shares_projection else self.kv_dim)
@@ -68,10 +64,10 @@ class GroupedQuery(Block):
             Weights("o_proj", "attention_output", model.hidden_size, heads * (self.kv_dim - self.head_dim)),
         )
 
-    def num_vectors(self, model: Model) -> int:
+    def num_vectors(self, model: Sizes) -> int:
         return model.hidden_size + (2 * self.head_dim if self.qk_norm else 0) + self.num_extras
 
-    def scans(self, model: Model, ranks: int) -> tuple[Scan, ...]:
+    def scans(self, model: Sizes, ranks: int) -> tuple[Scan, ...]:
         kv_bytes = self.kv_heads_per_rank(ranks) * self.head_bytes(model)
         return (Scan(kv_bytes, 2 * (self.num_heads // ranks) * self.kv_dim, self.window),)
 
@@ -82,13 +78,13 @@ class GroupedQuery(Block):
         """Query, key, value and output."""
         return (2 * self.num_heads // ranks + 2 * self.kv_heads_per_rank(ranks)) * self.head_dim
 
-    def num_elements(self, model: Model, ranks: int) -> float:
+    def num_elements(self, model: Sizes, ranks: int) -> float:
         """Rotary embedding of query and key, and the KV store."""
         kv_heads = self.kv_heads_per_rank(ranks)
         store = kv_heads * (self.kv_dim + self.head_bytes(model) / model.dtype_bytes)
         return 2 * (self.num_heads // ranks + kv_heads) * self.head_dim + store
 
-    def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
+    def small_kernels(self, model: Sizes, ranks: int) -> SmallKernels:
         """The norm, rotary embedding and KV store, and a norm of query and of key."""
         kv_heads = self.kv_heads_per_rank(ranks)
         turned = 2 * (self.num_heads // ranks + kv_heads) * self.head_dim

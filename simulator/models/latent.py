@@ -11,12 +11,8 @@ the vector: 512 elements in FP8, 4 scales of 4 bytes, and the 64 rotated element
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from simulator.models.block import Block, Scan, SmallKernels, Weights
-
-if TYPE_CHECKING:
-    from simulator.models.model import Model
+from simulator.models.block import Block, Scan, Sizes, SmallKernels, Weights
 
 _INDEX_SCALE_BYTES = 4
 _SPARSE_SCALE_BLOCK = 128  # elements of the vector that share a scale
@@ -56,7 +52,7 @@ class Latent(Block):
     def rotary_dim(self) -> int:  # type: ignore[override]
         return self.rope_dim
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         heads, hidden, down = self.num_heads // ranks, model.hidden_size, self.kv_rank + self.rope_dim
         query = heads * (self.nope_dim + self.rope_dim)
         own = (
@@ -75,19 +71,19 @@ class Latent(Block):
             Weights("index_weights_proj", "router", self.index_heads, hidden),
         )
 
-    def num_vectors(self, model: Model) -> int:
+    def num_vectors(self, model: Sizes) -> int:
         """The norm of index keys has a bias."""
         norms = self.query_rank + self.kv_rank + (2 * self.index_dim if self.index_heads else 0)
         return model.hidden_size + norms + self.num_extras
 
-    def vector_bytes(self, model: Model) -> int:
+    def vector_bytes(self, model: Sizes) -> int:
         if model.kv_dtype == "auto":
             return (self.kv_rank + self.rope_dim) * model.dtype_bytes
         if not self.index_topk:
             return self.kv_rank + self.rope_dim
         return self.kv_rank + 4 * self.kv_rank // _SPARSE_SCALE_BLOCK + self.rope_dim * model.dtype_bytes
 
-    def scans(self, model: Model, ranks: int) -> tuple[Scan, ...]:
+    def scans(self, model: Sizes, ranks: int) -> tuple[Scan, ...]:
         heads = self.num_heads // ranks
         absorbed = 2 * heads * (2 * self.kv_rank + self.rope_dim)
         expanded = None if self.index_topk else 2 * heads * (self.nope_dim + self.rope_dim + self.value_dim)
@@ -103,11 +99,11 @@ class Latent(Block):
         """Queries, expanded keys and values, and output."""
         return self.num_heads // ranks * (2 * (self.nope_dim + self.rope_dim) + 2 * self.value_dim)
 
-    def num_elements(self, model: Model, ranks: int) -> float:
+    def num_elements(self, model: Sizes, ranks: int) -> float:
         """Norms of the compressed query and the vector, rotary embedding, and the store."""
         normed = 2 * (self.query_rank + self.kv_rank)
         return normed + 2 * (self.num_heads // ranks + 1) * self.rope_dim + 2 * (self.kv_rank + self.rope_dim)
 
-    def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
+    def small_kernels(self, model: Sizes, ranks: int) -> SmallKernels:
         """The norm; tables of latent attention time the others with its products."""
         return SmallKernels(1, 4 * model.hidden_size * model.dtype_bytes)

@@ -10,12 +10,8 @@ Sources: Qwen3-Next's gated delta net (https://arxiv.org/abs/2412.06464), Kimi L
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from simulator.models.block import Block, SmallKernels, Weights
-
-if TYPE_CHECKING:
-    from simulator.models.model import Model
+from simulator.models.block import Block, Sizes, SmallKernels, Weights
 
 _UPDATE = 6  # operations on an element of the state: decay, add the outer product, read with the query
 
@@ -49,14 +45,14 @@ class LinearState(Block):
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_dim + self.value_width
 
-    def num_vectors(self, model: Model) -> int:
+    def num_vectors(self, model: Sizes) -> int:
         return model.hidden_size + self.convolved * self.kernel + self._own_vectors() + self.num_extras
 
     def _own_vectors(self) -> int:
         """Parameters of the kind beside matrices, the norm of the hidden state and the convolution."""
         raise NotImplementedError
 
-    def state_bytes(self, model: Model, ranks: int) -> int:
+    def state_bytes(self, model: Sizes, ranks: int) -> int:
         state = self.num_heads * self.key_dim * self.value_dim // ranks * self.state_element_bytes
         return state + self.convolved // ranks * (self.kernel - 1) * model.dtype_bytes
 
@@ -70,11 +66,11 @@ class LinearState(Block):
         """Queries, keys and values before and after the convolution, and the output with its gate."""
         return (2 * self.convolved + 2 * self.value_width) // ranks
 
-    def num_elements(self, model: Model, ranks: int) -> float:
+    def num_elements(self, model: Sizes, ranks: int) -> float:
         """The convolution, and the gated norm of the output."""
         return (2 * self.convolved + 3 * self.value_width) / ranks
 
-    def small_kernels(self, model: Model, ranks: int) -> SmallKernels:
+    def small_kernels(self, model: Sizes, ranks: int) -> SmallKernels:
         """Two norms; tables of these kinds time the convolution with the state."""
         elements = 4 * model.hidden_size + 3 * self.value_width // ranks
         return SmallKernels(2, elements * model.dtype_bytes)
@@ -84,7 +80,7 @@ class LinearState(Block):
 class GatedDeltaNet(LinearState):
     """Of Qwen3-Next and Qwen3.5."""
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         hidden = model.hidden_size
         return (
             Weights("qkvz_proj", "linear_attention", (self.convolved + self.value_width) // ranks, hidden),
@@ -106,7 +102,7 @@ class KimiDelta(LinearState):
 
     has_full_gate: bool = False
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         hidden, width, part = model.hidden_size, self.value_width // ranks, "linear_attention"
         decay = (
             Weights("decay_a_proj", part, self.value_dim, hidden),
@@ -138,7 +134,7 @@ class Mamba2(LinearState):
 
     has_bias: bool = True
 
-    def matrices(self, model: Model, ranks: int) -> tuple[Weights, ...]:
+    def matrices(self, model: Sizes, ranks: int) -> tuple[Weights, ...]:
         rows = self.convolved + self.value_width + self.num_heads
         return (
             Weights("mamba_in_proj", "linear_attention", rows // ranks, model.hidden_size),
