@@ -114,7 +114,7 @@ def give_up_blocks(blocks: BlockManager, victim: Sequence, keeps: Keeps, num_kno
         return swap_out(blocks, victim)
     victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
     name_content(blocks, victim, num_known)
-    if victim.has_content:  # a step with drafts may have filled blocks that no later plan has registered
+    if victim.has_content:  # where steps are planned ahead, no plan may have registered the last block
         blocks.register(victim, num_known)
     if keeps == "prefix":
         keep_prefix(blocks, victim, num_known)

@@ -140,8 +140,8 @@ def test_the_simulator_repeats_a_real_run_with_drafts(options: tuple[str, int]) 
     assert measured.steps["num_accepted_tokens"].sum() > 50
 
 
-def test_a_preempted_sequence_finds_the_block_that_its_last_drafts_filled() -> None:
-    """No plan has registered that block yet; here all requests come at once, and one is preempted in that moment."""
+def test_what_a_preempted_sequence_finds_of_its_last_drafts() -> None:
+    """No plan has registered the block that they filled: all requests come at once, and one is preempted then."""
     torch.set_num_threads(1)
     trace, options = make_trace(), OPTIONS["mixed"]
     intake, real = make_intake(trace, options, 50, 1, speculation=NgramOptions(3, 1, 3))
