@@ -143,7 +143,11 @@ def _file_keys(path: Path) -> Iterator[Key]:
     """The keys that the file itself states, with the comments beside and above them, or of the key they are in."""
     parents: list[tuple[int, str, str]] = []  # indentation, name and comment
     above: list[str] = []
+    num_open = 0  # braces of a mapping that goes on in the next line
     for line in path.read_text(encoding="utf-8").splitlines():
+        goes_on, num_open = num_open > 0, num_open + line.count("{") - line.count("}")
+        if goes_on:
+            continue
         match = _LINE.fullmatch(line)
         if match is None:
             text = line.strip()
