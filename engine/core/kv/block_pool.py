@@ -124,11 +124,6 @@ class BlockPool:
         blocks.sort()
         return blocks
 
-    def put_back(self, blocks: list[int]) -> None:
-        """Let `blocks`, taken and not used, be the next that are taken."""
-        self.num_free += len(blocks)
-        self._free += reversed(blocks)
-
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared

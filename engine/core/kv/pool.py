@@ -28,9 +28,6 @@ class Pool(Protocol):
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
 
-    def put_back(self, blocks: list[int]) -> None:
-        """Let `blocks`, taken and not used, be the next that are taken."""
-
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`, which are held or cached."""
 

@@ -24,7 +24,6 @@ ALTERNATIVES: dict[str, Any] = {
 }
 POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
     "static": {"max_queue_delay_s": [0.0, 5e-9], "padded": [True, True, False]},
-    "admission_order": {"cuts_alone": [True, False], "ends_with_giving_way": [True, False]},
     "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
     "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
     "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},

@@ -185,8 +185,7 @@ class ShadowExecutor:
         assert plan.horizon == 1 or not plan.prefills
         assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
         assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
-        is_cut = workload.options.options.get("cuts_alone", True) or len(self.scheduler.unfinished) > 1
-        most = workload.options.long_prefill_token_threshold if is_cut else 0
+        most = workload.options.long_prefill_token_threshold
         assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
         check_slots(self.scheduler, plan)
         contexts = [sequence.num_tokens for sequence in decoding]
