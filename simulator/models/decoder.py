@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from engine.engine_config import KVDtype
 from simulator.models.block import Block
@@ -50,7 +49,7 @@ def decoder(
     extra_layer_parameters: int = 0,
     kv_dtype: KVDtype = "auto",
     quantization: Quantization = NONE,
-    part_formats: Mapping[str, Quantization] = MappingProxyType({}),
+    part_formats: Mapping[str, Quantization] | None = None,
     blocks: tuple[Counted, ...] = (),
 ) -> Model:
     """The model with these sizes, as `harness.config.ModelConfig` explains them."""
@@ -69,5 +68,6 @@ def decoder(
         )
     return Model(
         name, num_layers, hidden_size, vocab_size, tie_word_embeddings, max_position_embeddings, dtype, dtype_bytes,
-        tuple(each for each in blocks if each.number), learned_positions, kv_dtype, quantization, part_formats,
+        tuple(each for each in blocks if each.number), learned_positions, kv_dtype, quantization,
+        part_formats or {},
     )  # fmt: skip

@@ -30,6 +30,8 @@ def write_tokenizer(folder: Path) -> None:
 def write_samples(folder: Path) -> None:
     (folder / "path/to").mkdir(parents=True)
     (folder / "path/to/config.json").write_text(json.dumps(SHAPE))
+    (folder / "path/to/DeepSeek-V2-Lite").mkdir()
+    (folder / "path/to/DeepSeek-V2-Lite/config.json").write_text(json.dumps(SHAPE))
     turn = {"input_length": 1000, "output_length": 50, "hash_ids": [0, 1]}
     write_lines(folder / "conversation_trace.jsonl", [{"timestamp": 500 * row, **turn} for row in range(8)])
     chats = [{"chat_id": row, "parent_chat_id": row - 1, "timestamp": 100 * row, **turn} for row in range(8)]

@@ -72,7 +72,7 @@ def test_keys_that_nobody_knows_are_named_in_a_note(tmp_path: Path) -> None:
     weights = COMPRESSED | {"sparsity_config": {"format": "sparse-24"}}
     odd = {"attention_chunk_size": 8192, "some_new_thing": 3, "off": False, "quantization_config": weights}
     note = next(note for note in served(write(tmp_path, LLAMA | odd)).summary["notes"] if "not understood" in note)
-    assert note.endswith(": attention_chunk_size, some_new_thing, quantization.sparsity_config")
+    assert note.endswith(": some_new_thing, quantization.sparsity_config")
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.json")), ids=lambda path: path.stem)

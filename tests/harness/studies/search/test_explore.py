@@ -215,7 +215,7 @@ def test_a_number_of_the_summary_is_an_objective(tmp_path: Path) -> None:
 def test_step_times_of_two_kinds_are_told_before_the_best(
     objective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = "search.space={quantization:[none,int4]}"  # no kernels in int4 come with the project
+    space = "search.space={quantization:[none,int8]}"  # no kernels in int8 come with the project
     limits = ("metrics.slo.ttft_ms=60000", "capacity.num_requests=100", "capacity.max_probes=6", "capacity.workers=1")
     only = limits if objective == "capacity_per_gpu" else ("trace.num_requests=20",)
     settings = config("task=search", "cost=profiled", space, f"search.objective={objective}", "search.trials=2", *only)
