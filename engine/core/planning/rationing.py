@@ -1,0 +1,52 @@
+"""Who of the running sequences is served when blocks run out."""
+
+from __future__ import annotations
+
+from engine.core.plan import StepDraft
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.sequence import Sequence
+
+
+def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[Sequence, int], int]:
+    """Hand out blocks and tokens one sequence after the other, and preempt for each that lacks blocks.
+
+    A victim may have been served already: it gives back its share. If a sequence must give way itself, all after it sit
+    this step out if it `ends` with that. Returns the tokens of each cut prompt and what is left of the budget.
+    """
+    running, budget = planner.running, planner.max_num_batched_tokens
+    due = running.decodes.blocks_due()
+    served: dict[Sequence, tuple[int, int]] = {}  # tokens and blocks
+    num_reserved, is_over = 0, False
+    for sequence in list(running.sequences):
+        decodes = sequence in running.decodes.sequences
+        if sequence not in running.sequences or not decodes and sequence not in running.prefilling:
+            continue
+        if is_over or budget <= 0:
+            if decodes:
+                running.pause(sequence)
+            continue
+        if decodes:
+            num_tokens = 1 + running.decodes.num_drafts_of(sequence)
+            num_blocks = due.get(sequence, 0) + planner.must_copy(sequence)
+        else:
+            num_tokens = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            num_blocks = planner.missing_blocks(sequence, num_tokens)
+        gave_way = False
+        while num_reserved + num_blocks > planner.num_free_blocks and not gave_way:
+            if planner.reclaim(num_reserved + num_blocks - planner.num_free_blocks):
+                continue
+            victim = planner.choose_victim()
+            if victim in served:
+                running.register_known(victim)
+                given_back = served.pop(victim)
+                budget += given_back[0]
+                num_reserved -= given_back[1]
+            planner.preempt(draft, victim)
+            gave_way = victim is sequence
+        is_over = ends and gave_way
+        if not gave_way:
+            served[sequence] = num_tokens, num_blocks
+            budget -= num_tokens
+            num_reserved += num_blocks
+    draft.paused += running.paused
+    return {s: tokens for s, (tokens, _) in served.items() if s in running.prefilling}, budget
