@@ -113,15 +113,13 @@ class UniformDecodes:
         return make_growth((ahead, list(due), taken))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
-        now, size, boundary = self.clock.step, self._block_size, self._boundary
-        due = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
-        growths, first = [], 0
-        taken = blocks.take(sum([len(tables) for _, tables in due])) if due else []
-        for ahead, tables in due:
-            own = taken[first : first + len(tables)]
-            first += len(tables)
-            any(map(list.append, tables.values(), own))  # a loop in C: every call returns None
-            growths.append(make_growth((ahead, list(tables), own)))
+        now, size, boundary, take = self.clock.step, self._block_size, self._boundary, blocks.take
+        growths = []
+        for ahead in self._growth_steps(num_steps):
+            due = boundary[(now + ahead) % size]
+            taken = take(len(due))
+            any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
+            growths.append(make_growth((ahead, list(due), taken)))
         return growths
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
