@@ -45,5 +45,7 @@ def _json(value: Any, margin: str, is_row: bool = False) -> str:
 
 
 def provenance(module: str) -> dict[str, Any]:
-    """The command of this process, which runs `module`, and its environment."""
-    return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]), "environment": environment()}
+    """The command of this process, which runs `module`, and its environment. Of absolute paths, which are of a machine,
+    the last part is told."""
+    words = [f"<{Path(word).name}>" if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return {"command": shlex.join(["python", "-m", module, *words]), "environment": environment()}

@@ -16,15 +16,14 @@
                        tokens of gpt-oss-20b takes 228 ms on an H100 with 0.11, 205 by Marlin's times, 103 by Triton's)
     cutlass_fp4        NVFP4 products of FlashInfer's CUTLASS (pull request 22346) until CuTe DSL's of 0.22 (42235)
 
-    front end         public rows of InferenceX (gpt-oss, 0.15 and 0.18, few clients) and of gpustack (0.11) show
-
-    4.5 us for each token of a prompt, 10 ms from client to engine (±50 %, assumed), and 1.5 ms of work for a request
-    (gpt-oss-20b on H100, 1,000 at once). In 0.11 a chat request of a model with a template takes 10.5 ms of work more:
-    the template is parsed anew for each (cached by pull request 26227 since; fitted to Qwen3-14B on an A100, 1,000
-    requests at once), and 26 ms more pass for each (Qwen3-8B on an H100, one client).
-
 Other kernels are not of a version: a checkpoint with `static_scales`, or a server that was told to run `marlin` or
 `mxfp4_mxfp8` for the experts of gpt-oss (`simulator.importers.aiconfigurator.experts`).
+
+The front end takes 1.5 ms of work for a request (gpt-oss-20b on H100, 1,000 at once), 4.5 us for each token of its
+prompt, and 10 ms from client to engine (InferenceX, gpt-oss with few clients; ±50 %, assumed). In 0.11 a chat request
+of a model with a template takes 10.5 ms of work more (Qwen3-14B on an A100, 1,000 at once), as if the template was
+parsed anew for each, which pull request 20065 had found and mended in another place; and 26 ms more pass for each
+(Qwen3-8B on an H100, one client). That later versions have neither is assumed.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Scheduler:
         self._maker = PlanMaker(
             [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
         )
-        self._requests, self._num_added = dict[int, Request](), 0
+        self._requests: dict[int, Request] = {}
+        self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
         self._refusal = Refusal(self.max_model_len, limits.max_num_seqs // num_lanes, blocks)

@@ -167,9 +167,8 @@ class Model:
             "qk_norm": attention.qk_norm if attention else False,
             "sliding_window": max((block.window for _, block in attentions), default=0),
             "num_sliding_layers": sum(count for count, block in attentions if block.window),
-            **(
-                {"intermediate_size": mlp.intermediate_size} if mlp else {}
-            ),  # the configuration may have it beside experts
+            # The configuration may have it beside experts.
+            **({"intermediate_size": mlp.intermediate_size} if mlp else {}),
             "num_experts": experts.num_experts if experts else 0,
             "num_experts_per_token": experts.num_used if experts else 0,
             "moe_intermediate_size": experts.intermediate_size if experts else 0,

@@ -44,12 +44,8 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
             matrix, formats = matrices[str(operator)], (model.quantization, NONE)
             sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
             most = rows.iloc[-1]
-            products = (
-                WIDENING[model.quantization.weight_bits or 8]
-                * most["time_us"]
-                / most["num_tokens"]
-                * rows["num_tokens"]
-            )
+            token_us = WIDENING[model.quantization.weight_bits or 8] * most["time_us"] / most["num_tokens"]
+            products = token_us * rows["num_tokens"]
             read = sizes[0] / sizes[1] * rows["time_us"].iloc[0]
             rows = rows.assign(time_us=products.clip(lower=read))
         parts.append(rows)

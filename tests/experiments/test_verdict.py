@@ -43,4 +43,6 @@ def test_the_experiment_writes_its_result(tmp_path: Path, monkeypatch: pytest.Mo
     verdict.main()
     stored = json.loads(out.read_text())
     assert [row["verdicts"] for row in stored["rows"]] == [{"stable": 1}, {"overloaded": 1}]
-    assert "experiments.verdict" in stored["provenance"]["command"]
+    command = stored["provenance"]["command"]
+    assert "experiments.verdict" in command
+    assert "'<verdict.json>'" in command and str(tmp_path) not in command, "paths of a machine are not told"

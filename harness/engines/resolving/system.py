@@ -140,7 +140,7 @@ def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     roofline instead."""
     if system.data_parallel_size > 1 and system.cost.kind == "profiled":
         note = "no measured times of experts over ranks come with the project: step times are from the roofline"
-        system = replace(system, cost=CostChoice("roofline"), notes=(note,))
+        system = replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
             system = _with_profile(system, max_graph_tokens)
