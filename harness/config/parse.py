@@ -14,7 +14,7 @@ from harness.config.pools import pools_of
 from harness.config.run import RunConfig
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
-from simulator.vllm_versions import vllm_version
+from simulator.vllm_versions import VllmVersion, vllm_version
 
 _TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search")
 
@@ -38,12 +38,42 @@ def parse(cfg: DictConfig) -> RunConfig:
 
 
 def _of_version(name: str, _root_: DictConfig) -> Any:
-    """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused."""
+    """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused.
+
+    `name` is a field of `VllmVersion`, or: options, those of the policy admission_order (other policies have none of
+    them); max_num_seqs and max_num_batched_tokens, which the device decides, too.
+    """
     configured = OmegaConf.select(_root_, "engine.vllm_version")
     try:
-        return getattr(vllm_version(None if configured is None else str(configured)), name)
+        version = vllm_version(None if configured is None else str(configured))
     except ValueError:
-        return getattr(vllm_version(None), name)
+        version = vllm_version(None)
+    if name == "options" and _root_.scheduler.policy != "admission_order":
+        return {}
+    if name in ("max_num_seqs", "max_num_batched_tokens"):
+        return _batch_default(name, version, _root_)
+    if name == "async_scheduling":
+        return version.async_scheduling and _can_plan_ahead(_root_)
+    return getattr(version, name)
+
+
+def _can_plan_ahead(root: DictConfig) -> bool:
+    """Whether the core plans a step while the one before it runs, with these settings."""
+    return (root.speculation.kind, root.pipeline_parallel_size, root.data_parallel_size) == ("none", 1, 1)
+
+
+def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:
+    """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device."""
+    num_seqs, num_tokens = version.batch_defaults(root.device.memory_bytes, root.device.name)
+    if name == "max_num_seqs":
+        given = not OmegaConf.is_interpolation(root, "max_num_batched_tokens")
+        return min(num_seqs, root.max_num_batched_tokens) if given else num_seqs
+    longest = root.max_model_len or root.model.get("max_position_embeddings")
+    if not root.scheduler.enable_chunked_prefill:
+        if longest is None:
+            raise ConfigError("with scheduler.enable_chunked_prefill=false it is the longest sequence; give max_model_len")
+        num_tokens = max(num_tokens, longest)
+    return int(min(num_tokens, root.max_num_seqs * longest)) if longest else num_tokens
 
 
 OmegaConf.register_new_resolver("vllm_version", _of_version, replace=True)

@@ -131,6 +131,17 @@ class RunConfig(ConfigModel):
         """The format of the KV cache: as asked for, or else that of the model."""
         return self.model.kv_cache_dtype if self.engine.kv_cache_dtype == "auto" else self.engine.kv_cache_dtype
 
+    @field_validator("frontend", mode="after")
+    @classmethod
+    def _check_front_end(cls, value: FrontEndConfig, info: ValidationInfo) -> FrontEndConfig:
+        """That of the simulation only: clients of the real engine in this process call it directly."""
+        kind = getattr(info.data.get("engine"), "kind", "sim")
+        if kind == "sim":
+            return value
+        if value != FrontEndConfig(kind=value.kind):
+            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with engine={kind}")
+        return FrontEndConfig()
+
     @field_validator("block_size", mode="before")
     @classmethod
     def _choose_block_size(cls, value: object, info: ValidationInfo) -> object:

@@ -247,6 +247,7 @@ def collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
+        "prompts_share": trace.prompts_share,
         "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, smallest)),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),

@@ -117,6 +117,7 @@ def test_a_model_or_a_file_that_cannot_be_is_named(name: str) -> None:
         ("docker run --ipc=host ghcr.io/x/vllm-openai --model Qwen/Qwen3-8B {}", None),
         ("docker run vllm/vllm-openai:nightly-01d4d1ad3 vllm serve Qwen/Qwen3-8B {}", None),
         ("docker run vllm/vllm-openai:v0.10.2@sha256:ab12 --model Qwen/Qwen3-8B {}", "0.10.2"),
+        (f"{SERVE} {{}}  # vLLM 0.19.1; H100", "0.19.1"),
     ],
 )
 def test_command_lines_are_read_as_people_paste_them(command: str, version: str | None) -> None:
@@ -126,4 +127,4 @@ def test_command_lines_are_read_as_people_paste_them(command: str, version: str 
     made = config(*found.overrides)
     assert isinstance(made.engine, SimEngine)
     assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
-    assert [note for note in found.notes if "--swap-space" in note and "before 0.19" in note]
+    assert [note for note in found.notes if "--swap-space" in note and "of earlier versions" in note]
