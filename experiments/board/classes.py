@@ -28,7 +28,10 @@ def classes(table: pd.DataFrame) -> pd.DataFrame:
         {**dict(zip(CLASS, key, strict=True)), "points": len(part), "fitted": int(part["fitted"].sum()), **errors(part)}
         for key, part in counted.groupby(CLASS, dropna=False)
     ]
-    return pd.DataFrame(rows).sort_values(["tpot", "throughput"], ascending=False, ignore_index=True)
+    found = pd.DataFrame(rows)
+    return found.sort_values(
+        [name for name in ("tpot", "throughput") if name in found], ascending=False, ignore_index=True
+    )
 
 
 def errors(part: pd.DataFrame) -> dict[str, float]:
