@@ -29,7 +29,7 @@ _ENGINES = {"vllm": "vLLM", "python3": "SGLang", "trtllm-serve": "TensorRT-LLM"}
 _OTHER_SERVICE = ("--speculative", "--ep", "--enable-expert-parallel", "--dp", "--enable-dp-attention", "EAGLE")
 _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 # Pages on which constants were fitted: of the front end, and of weights of few bits.
-_FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100.md", "gpt-oss-20b/h100.md")
+_FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
 
 
 def points(data: Path, page: str, every: int = 1, cost: str = "profiled") -> Found:

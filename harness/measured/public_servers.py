@@ -1,7 +1,7 @@
 """The servers of the public measurements in silicon_sample.csv that can be simulated, and their clients.
 
 `task=validate validation.measured=inferencex:<csv>` takes from here what is not given (`with_server`), and so does
-`experiments.inferencex`: what the page publishes is what a user gets.
+`experiments.board`: what the page publishes is what a user gets.
 
 Llama-3.1-70B and gpt-oss-120b were served by InferenceX (https://github.com/SemiAnalysisAI/InferenceX), with prefix
 cache off, at most 8,192 tokens a step, 0.9 of the memory, asynchronous scheduling, and as many seats as clients (512
