@@ -89,7 +89,7 @@ def eviction(data: Path, arm: str, every: int = 1) -> Found:
     of_arm = []
     for stage, row in enumerate(measured.to_dict("records")):
         told = {"throughput": PROMPTS.output * row[f"{arm}_requests_per_s"], "e2el": 1e3 * row[f"{arm}_p90_latency_s"]}
-        predicted = {"throughput": throughput[stage], "e2el": p90[stage]}
+        predicted = {"throughput": float(throughput[stage]), "e2el": float(p90[stage])}
         name = f"eviction:{arm}:{row['target_rate']:g}/s"
         of_arm.append(_point(found, name, PROMPTS.prefix + PROMPTS.question, "p90", told, predicted))
     return Found(of_arm, {})

@@ -37,11 +37,13 @@ def board_chart(table: pd.DataFrame) -> Chart:
 def _panel(title: str, table: pd.DataFrame, by: pd.Series[str]) -> Panel:
     """Median error of TPOT and, where sources tell none, of throughput, with the range of 8 in 10 points."""
     errors = table["tpot_error_pct"].fillna(-table["throughput_error_pct"]).clip(-_LIMIT, _LIMIT)
-    spread = errors.groupby(by).quantile([0.1, 0.5, 0.9]).unstack().assign(n=errors.groupby(by).size())
-    spread = spread[spread["n"] >= _LEAST].sort_values(0.5)
+    groups = errors.groupby(by)
+    spread = pd.DataFrame({name: groups.quantile(q) for name, q in (("low", 0.1), ("middle", 0.5), ("high", 0.9))})
+    spread = spread.assign(n=groups.size()).query("n >= @_LEAST").sort_values("middle")
+    low, middle, high = (spread[name].to_numpy() for name in ("low", "middle", "high"))
     places = np.arange(len(spread))
     series = [
-        Series("", "points", spread[0.5], places, 0, marker="o", low=spread[0.1], high=spread[0.9]),
+        Series("", "points", middle, places, 0, marker="o", low=low, high=high),
     ]
     names = tuple(f"{name} ({count:.0f})" for name, count in spread["n"].items())
     return Panel(title, Axis("error of TPOT, %"), Axis(names=names), series, height_in=0.6 + 0.16 * len(spread))

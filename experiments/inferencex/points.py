@@ -84,7 +84,7 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
             unsimulated[reason] = unsimulated.get(reason, 0) + 1
             continue
         kind = run_class(rows.system(place), CLOSED_LOOP)
-        chosen.append(simulated.assign(kind=[kind]))
+        chosen.append(simulated.assign(kind=pd.Series([kind], dtype=object)))
     if not chosen:
         return Found([], unsimulated)
     table = pd.concat(chosen, ignore_index=True)

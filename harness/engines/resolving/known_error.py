@@ -23,7 +23,7 @@ from simulator.system import System
 
 KNOWN_ERRORS = Path(simulator.__path__[0]) / "profiles" / "known_errors.csv"
 CLOSED_LOOP, AT_ONCE, OPEN_LOOP = "closed loop", "at once", "open loop"
-_ENOUGH = 5
+_ENOUGH = 3
 
 
 class RunClass(NamedTuple):
@@ -43,8 +43,8 @@ class RunClass(NamedTuple):
 LEVELS: dict[tuple[str, ...], str] = {
     (): "of the same model, weights, GPU and kind of load",
     ("load",): "of the same model, weights and GPU",
-    ("load", "model"): "of other {kind} models with such weights on this GPU",
-    ("load", "model", "precision"): "of other {kind} models on this GPU",
+    ("load", "model"): "of {kind} models with such weights on this GPU",
+    ("load", "model", "precision"): "of {kind} models on this GPU",
     ("load", "model", "device"): "of {kind} models with such weights on other GPUs",
 }
 """From the nearest class to the farthest: what is left out, and the words for its runs."""

@@ -16,8 +16,8 @@ ELSEWHERE = OF._replace(device="H200")
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
-        ({OF: 5, OF.without("load"): 90}, (5, "kind of load")),
-        ({OF: 4, OF.without("load"): 90}, (90, "weights and GPU")),
+        ({OF: 3, OF.without("load"): 90}, (5, "kind of load")),
+        ({OF: 2, OF.without("load"): 90}, (90, "weights and GPU")),
         ({OF: 1, OF.without("load", "model", "precision"): 2}, (1, "kind of load")),
         (
             {OF.without("load", "model"): 7, OF.without("load", "model", "precision"): 50},
@@ -50,7 +50,7 @@ def test_the_nearest_class_with_enough_runs_is_taken(
         ),
         (
             ("model=llama-3.3-70b", "quantization=fp8", "tensor_parallel_size=4"), "poisson",
-            ("of other dense models with such weights on this GPU",),
+            ("of dense models with such weights on this GPU",),
         ),
         (("model=qwen3-14b",), "all_at_once", ("TPOT -41.5 %", "in 5 public runs of the same model")),
         (("device=l40s",), "poisson", ("of dense models with such weights on other GPUs",)),
