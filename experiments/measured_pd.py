@@ -19,6 +19,7 @@ it counts with 0.4 (`cpu_aware`).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,8 @@ def random(data: Path, every: int = 1) -> Found:
     arrivals = np.cumsum(rng.exponential(1 / 45, 5400))
     found = run(*SYSTEM, trace=pd.DataFrame({"arrival_time": arrivals, **RANDOM}))
     requests = found.requests
-    row = pd.read_csv(data / "pd_gpt_oss_120b_h200_random.csv").set_index("arm").loc["nixl"]
+    rows = pd.read_csv(data / "pd_gpt_oss_120b_h200_random.csv")
+    row: dict[Any, Any] = rows[rows["arm"] == "nixl"].to_dict("records")[0]
     took = requests["finish_time"].max() - arrivals[0]
     predicted = {
         "throughput": RANDOM["num_output_tokens"] * len(requests) / took,

@@ -36,7 +36,7 @@ def classes(table: pd.DataFrame) -> pd.DataFrame:
 
 def errors(part: pd.DataFrame) -> dict[str, float]:
     """Of each metric, and of the estimates of peers: median, 90th percentile and signed median of the errors."""
-    found = {}
+    found: dict[str, float] = {}
     for name in (*_SHOWN, *(f"peer_{each}" for each in _SHOWN)):
         each = part[f"{name}_error_pct"].dropna()
         if len(each):
@@ -56,7 +56,8 @@ def known_errors(table: pd.DataFrame) -> pd.DataFrame:
     for left_out in LEVELS:
         keys = [name for name in RunClass._fields if name not in left_out]
         for values, part in counted.groupby(keys):
-            key = RunClass(**dict.fromkeys(left_out, ""), **dict(zip(keys, values, strict=True)))
+            named = dict(zip(keys, map(str, values), strict=True))
+            key = RunClass(*(named.get(name, "") for name in RunClass._fields))
             rows[key] = {**key._asdict(), "runs": len(part), **_spreads(part)}
     return pd.DataFrame(rows.values()).sort_values([*RunClass._fields], ignore_index=True)
 
@@ -66,8 +67,7 @@ def _spreads(part: pd.DataFrame) -> dict[str, float]:
     for name in METRICS:
         each = part[f"{name}_error_pct"].dropna()
         if len(each):
-            absolute = each.abs()
-            ends = each.quantile(0.1), each.quantile(0.9)
-            spread = Spread(absolute.median(), absolute.quantile(0.9), each.median(), *ends)
+            asked = ((each.abs(), 0.5), (each.abs(), 0.9), (each, 0.5), (each, 0.1), (each, 0.9))
+            spread = Spread(*(float(values.quantile(share)) for values, share in asked))
             found |= {f"{name}_{key}": value for key, value in spread._asdict().items()}
     return found

@@ -93,7 +93,8 @@ def _error(found: float | None, told: float | None) -> float | None:
 def table_of(points: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """The rows of points, those of each class together."""
     table = pd.DataFrame(list(points))
-    told = [name for name in table if name.startswith(("measured_", "predicted_")) or name.endswith("_error_pct")]
+    whose, columns = ("measured_", "predicted_", "peer_"), table.columns.astype(str)
+    told = [name for name in columns if name.startswith(whose) and name != "peer_name" or name.endswith("_error_pct")]
     table[told] = table[told].astype(float)
     return table.sort_values(
         ["source", "engine", "device", "model", "precision", "id"], kind="stable", ignore_index=True

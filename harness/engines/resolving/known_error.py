@@ -103,7 +103,7 @@ def cost_model_text(system: System, load: str) -> str:
     """The cost model and its known error, such as "profiled (aiconfigurator h100_sxm vllm 0.24.0): TPOT -0.8 %, 90 %
     within 6.2 %; ... in 45 public runs of the same model, weights, GPU and kind of load"."""
     fitted = f", constants of {Path(system.calibration.path).name}" if system.calibration else ""
-    name = system.cost.kind
+    name: str = system.cost.kind
     if system.profile is not None:
         source = system.profile.meta.source
         database = str(source.get("database") or "")
