@@ -40,11 +40,8 @@ def errors(part: pd.DataFrame) -> dict[str, float]:
     for name in (*_SHOWN, *(f"peer_{each}" for each in _SHOWN)):
         each = part[f"{name}_error_pct"].dropna()
         if len(each):
-            found |= {
-                name: each.abs().median(),
-                f"{name}_p90": each.abs().quantile(0.9),
-                f"{name}_signed": each.median(),
-            }
+            asked = (("", each.abs(), 0.5), ("_p90", each.abs(), 0.9), ("_signed", each, 0.5))
+            found |= {f"{name}{key}": float(values.quantile(share)) for key, values, share in asked}
     return found
 
 

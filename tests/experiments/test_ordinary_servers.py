@@ -27,7 +27,8 @@ def test_servers_are_entered_by_their_command_lines(tmp_path: Path) -> None:
     ]
     data = tmp_path / "runs.jsonl"
     data.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    found = points(data, *pages(data))
+    (page,) = pages(data)
+    found = points(data, page)
     vllm, other = found.points
     assert (vllm.engine, vllm.version, vllm.kind.load, vllm.clients) == ("vLLM", "0.11.0", "closed loop", 2)
     assert (vllm.kind.cost, vllm.kind.kind, vllm.kind.model) == ("kernels", "dense", "qwen3-8b")
