@@ -10,6 +10,7 @@ from engine.core.decodes.interface import MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import Contiguous, ContiguousManager
+from engine.core.kv.radix import RadixManager
 from engine.core.kv.tier import HOST, Tier
 from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
@@ -99,6 +100,8 @@ def _make_blocks(
         if num_host_blocks:
             raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
         return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
+    if options.eviction == "radix":
+        return RadixManager(num_blocks, block_size, enable_prefix_caching=options.enable_prefix_caching)
     host = Tier(HOST, num_host_blocks) if num_host_blocks else None
     cached_tiers = None
     if offload is not None:
