@@ -31,9 +31,36 @@ class SglangGroup:
 
 
 _OVERLAP = {"async_scheduling": True}
+_MIXED = {"enable_mixed_chunk": True}
+
+
+def _policy(name: str) -> dict[str, Any]:
+    return {"schedule_policy": name}
+
+
 GROUPS = {
     "fcfs": SglangGroup(stops=True),
     "fcfs, pages": SglangGroup(paged=True, stops=True),
+    "no prefix cache": SglangGroup({"enable_prefix_caching": False}, stops=True),
+    "no prefix cache, pages": SglangGroup({"enable_prefix_caching": False}, paged=True, stops=True),
+    "fixed lengths": SglangGroup({"ignore_eos": True}, paged=True),
+    "no chunks": SglangGroup({"chunked_prefill_size": None}, stops=True),
+    "no chunks, pages": SglangGroup({"chunked_prefill_size": None}, paged=True, stops=True),
+    "lpm": SglangGroup(_policy("lpm"), stops=True),
+    "lpm, pages": SglangGroup(_policy("lpm"), paged=True, stops=True),
+    "dfs-weight": SglangGroup(_policy("dfs-weight"), stops=True),
+    "dfs-weight, pages": SglangGroup(_policy("dfs-weight"), paged=True, stops=True),
+    "lof": SglangGroup(_policy("lof"), stops=True),
+    "random": SglangGroup(_policy("random"), paged=True, stops=True),
+    "mixed": SglangGroup(_MIXED, stops=True),
+    "mixed, pages": SglangGroup(_MIXED, paged=True, stops=True),
+    "overlap": SglangGroup(_OVERLAP),
+    "overlap, pages": SglangGroup(_OVERLAP, paged=True),
+    "overlap, lpm": SglangGroup(_OVERLAP | _policy("lpm")),
+    "overlap, dfs-weight, pages": SglangGroup(_OVERLAP | _policy("dfs-weight"), paged=True),
+    "overlap, mixed": SglangGroup(_OVERLAP | _MIXED),
+    "overlap, mixed, pages": SglangGroup(_OVERLAP | _MIXED, paged=True),
+    "overlap, mixed, lpm": SglangGroup(_OVERLAP | _MIXED | _policy("lpm")),
 }
 
 
@@ -42,9 +69,9 @@ def make_case(name: str, seed: int) -> Case:
     group, random = GROUPS[name], Random(f"{name} {seed}")
     is_starved = random.random() < 0.5
     size = random.choice([2, 4, 8, 16]) if group.paged else 1
-    longest = random.randint(10, random.choice([40, 120])) + 2 * size
-    num_tokens = longest + 2 * size + random.randint(0, random.choice([1, 1 if is_starved else 8]) * longest)
-    max_num_seqs = random.randint(4, 16) if is_starved else random.randint(1, 8)
+    longest = random.randint(10, random.choice([40, 120, 240])) + 2 * size
+    num_tokens = longest + 2 * size + random.randint(0, random.choice([1, 2 if is_starved else 8]) * longest)
+    max_num_seqs = random.randint(8, 24) if is_starved else random.randint(1, 8)
     chunk = -(-(max_num_seqs + random.randint(0, random.choice([4, 16, 64]))) // size) * size
     options = SglangOptions(
         block_size=size,
@@ -53,9 +80,11 @@ def make_case(name: str, seed: int) -> Case:
         max_num_batched_tokens=chunk,
         max_model_len=longest,
         chunked_prefill_size=chunk,
-        schedule_conservativeness=random.choice([1.0, 1.0, 0.3, 0.1, 1.3]),
+        schedule_conservativeness=random.choice([0.05, 0.1, 0.3] if is_starved else [1.0, 0.3, 1.5]),
     )
     options = replace(options, **group.options)
+    if options.chunked_prefill_size is None:
+        options = replace(options, max_num_batched_tokens=max(max_num_seqs, longest) + random.randint(1, 16))
     requests = make_requests(Group(stops=group.stops), random, longest, is_starved)
     kept = [replace(each, outputs=each.outputs[: longest - len(each.prompt)]) for each in requests]
     return Case(options, kept)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from engine.core.hashing import chain_hash
 from experiments.oracles.cases import STOP_TOKEN, Case, Request
 from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.sglang_modules import Settings
 from experiments.oracles.steps import Step
 
 
-def set_up(settings: dict[str, Settings], options: SglangOptions) -> None:
-    """Fill in the server's configuration that SGLang reads from everywhere."""
+def set_up(sglang: SimpleNamespace, options: SglangOptions) -> None:
+    """Fill in the server's configuration, which SGLang reads from everywhere, and shuffle as our core does."""
+    settings, passes = sglang.settings, count(1)
+
+    def shuffle(queue: list[Any]) -> None:
+        number = next(passes)
+        queue.sort(key=lambda req: chain_hash(number, [int(req.rid)]))
+
+    sglang.policy_module.random = SimpleNamespace(shuffle=shuffle)
     settings["schedule"].__dict__ |= dict(
         schedule_policy=options.schedule_policy, schedule_conservativeness=options.schedule_conservativeness,
         prefill_max_requests=None, enable_prefill_delayer=False, retraction_policy="length",
@@ -58,14 +67,15 @@ class _Rows:
 class SglangEngine:
     """The scheduler of SGLang with a model that answers what the case says.
 
-    Attributes:
-        num_lost_tokens: tokens in flight that retracted requests computed again, or would have.
+    Args:
+        corrected: a request that is retracted while a token of it is under way keeps that token. SGLang forgets it, and
+            computes it again.
     """
 
-    def __init__(self, sglang: SimpleNamespace, settings: dict[str, Settings], case: Case, *, corrected: bool) -> None:
+    def __init__(self, sglang: SimpleNamespace, case: Case, *, corrected: bool) -> None:
         options = case.options
         assert isinstance(options, SglangOptions)
-        set_up(settings, options)
+        set_up(sglang, options)
         self.steps: list[Step] = []
         self._sglang, self._case, self._options, self._corrected = sglang, case, options, corrected
         self._scheduler = self._make_scheduler(sglang, options)

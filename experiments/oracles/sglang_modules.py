@@ -27,6 +27,7 @@ _REAL = (
     f"{_MEMORY}.base_prefix_cache", f"{_MEMORY}.cache_init_params", f"{_MEMORY}.common",
     f"{_MEMORY}.evict_policy", f"{_MEMORY}.prefill_budget", f"{_MEMORY}.radix_cache", f"{_MEMORY}.utils",
 )  # fmt: skip
+_SETTINGS = "disagg exec memory observability parallel platform schedule server_args serving spec".split()
 
 
 class Settings:
@@ -146,21 +147,22 @@ def _values(settings: dict[str, Settings]) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def loaded(folder: Path, settings: dict[str, Settings]) -> Iterator[SimpleNamespace]:
-    """The classes and modules of the scheduler, by name; they import each other while this is entered.
+def loaded(folder: Path) -> Iterator[SimpleNamespace]:
+    """The classes and modules of the scheduler, by name; they import each other while this is entered. `settings` are
+    the parts of the server's configuration, which an engine fills.
 
     Args:
         folder: holds the directory `sglang` of the wheel.
-        settings: parts of the server's configuration, by name; they may be filled later.
 
     Raises:
         ImportError: it is another version than `VERSION`.
     """
     if f"'{VERSION}'" not in (folder / "sglang" / "_version.py").read_text("utf-8"):
         raise ImportError(f"{folder} holds another SGLang than {VERSION}")
+    settings = {name: Settings() for name in _SETTINGS}
     finder = SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _values(settings), Corrections())
     with selective_imports(finder, _STOOD_IN_FOR):
-        names = SimpleNamespace()
+        names = SimpleNamespace(settings=settings)
         for module, attributes in {
             _SCHEDULER: ["Scheduler"], _BATCH: ["Req", "ScheduleBatch"], _POLICY: ["SchedulePolicy", "PrefillAdder"],
             _RESULTS: ["SchedulerBatchResultProcessor"], _RATIO: ["NewTokenRatioTracker"],
