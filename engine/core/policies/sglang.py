@@ -58,6 +58,8 @@ class Sglang(BasePolicy):
     known that nobody can enter."""
 
     options_type: ClassVar[type[SglangOptions]] = SglangOptions
+    chooses_victims = True
+    uses_radix_tree = True
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: SglangOptions) -> None:
         super().__init__(order, preemption, options)
