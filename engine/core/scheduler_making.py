@@ -104,8 +104,8 @@ def _make_blocks(
             raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
         return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
     if options.eviction == "radix":
-        if offload is not None or num_host_blocks or num_lanes > 1:
-            raise ValueError("eviction=radix: goes with neither a host tier nor several lanes")
+        if offload is not None or num_lanes > 1:
+            raise ValueError("eviction=radix: goes with neither tiers behind the device nor a pipeline")
         return RadixManager(num_blocks, block_size, enable_prefix_caching=options.enable_prefix_caching)
     host = Tier(HOST, num_host_blocks) if num_host_blocks else None
     cached_tiers = None

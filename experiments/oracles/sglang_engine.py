@@ -36,6 +36,17 @@ def set_up(sglang: SimpleNamespace, options: SglangOptions) -> None:
     settings["parallel"].__dict__ |= dict(pp_max_micro_batch_size=options.max_num_seqs)
 
 
+_ABSENT = (
+    "chunked_req", "_pending_chunked_abort_req", "dllm_config", "prefill_delayer", "min_free_slots_delayer",
+    "lora_drainer", "dynamic_chunk_sizer", "decode_offload_manager", "truncation_align_size", "hisparse_coordinator",
+)  # fmt: skip
+_OFF = (
+    "enable_hisparse", "enable_priority_scheduling", "enable_priority_preemption", "is_hybrid_swa", "enable_lora",
+    "enable_hicache_storage", "enable_lmcache", "enable_hierarchical_cache", "require_mlp_sync",
+    "enable_lora_overlap_loading", "enable_unified_cache_external_linker", "schedule_low_priority_values_first",
+)  # fmt: skip
+
+
 class _Rows:
     """In place of the pool of request slots: the KV indices of each."""
 
@@ -177,23 +188,16 @@ class SglangEngine:
         rows = _Rows(options.max_num_seqs, options.max_model_len + size)
         cache = sglang.RadixCache(
             sglang.CacheInitParams(
-                disable=not options.enable_prefix_caching, req_to_token_pool=rows, token_to_kv_pool_allocator=pool,
+                disable=not options.enable_prefix_caching,
+                req_to_token_pool=rows,
+                token_to_kv_pool_allocator=pool,
                 page_size=size,
             )  # fmt: skip
         )
         cache.buffer_pipeline = None
         cache.storage_prefetch_retries = None
         scheduler = sglang.Scheduler.__new__(sglang.Scheduler)
-        none = dict.fromkeys(
-            "chunked_req _pending_chunked_abort_req dllm_config prefill_delayer min_free_slots_delayer lora_drainer "
-            "dynamic_chunk_sizer decode_offload_manager truncation_align_size hisparse_coordinator".split()
-        )
-        false = dict.fromkeys(
-            "enable_hisparse enable_priority_scheduling enable_priority_preemption is_hybrid_swa enable_lora "
-            "enable_hicache_storage enable_lmcache enable_hierarchical_cache require_mlp_sync enable_lora_overlap_loading "
-            "enable_unified_cache_external_linker schedule_low_priority_values_first".split(),
-            False,
-        )
+        none, false = dict.fromkeys(_ABSENT), dict.fromkeys(_OFF, False)
         quiet = Settings()
         null = "null"
         scheduler.__dict__ |= none | false

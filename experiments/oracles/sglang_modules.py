@@ -27,7 +27,18 @@ _REAL = (
     f"{_MEMORY}.base_prefix_cache", f"{_MEMORY}.cache_init_params", f"{_MEMORY}.common",
     f"{_MEMORY}.evict_policy", f"{_MEMORY}.prefill_budget", f"{_MEMORY}.radix_cache", f"{_MEMORY}.utils",
 )  # fmt: skip
-_SETTINGS = "disagg exec memory observability parallel platform schedule server_args serving spec".split()
+_SETTINGS = [
+    "disagg",
+    "exec",
+    "memory",
+    "observability",
+    "parallel",
+    "platform",
+    "schedule",
+    "server_args",
+    "serving",
+    "spec",
+]
 
 
 class Settings:

@@ -62,7 +62,9 @@ class RadixPool:
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
         """Prove that each block is free, in the tree or in one table, given how often tables have each; returns the
         hashes of cached ones."""
-        cached = {block: each for node in self._tree.nodes() for block, each in zip(node.blocks, node.hashes, strict=True)}
+        cached = {
+            block: each for node in self._tree.nodes() for block, each in zip(node.blocks, node.hashes, strict=True)
+        }
         own = [block for block in references if block not in cached]
         assert all(references[block] == 1 for block in own), "sequences share a block that the tree has not"
         assert sorted([*self._free, *cached, *own]) == list(range(self._num_blocks)), "a block is lost or held twice"
@@ -103,9 +105,7 @@ class RadixManager(BlockManager):
         self.tree = RadixTree()
         self.radix_pool = RadixPool(num_blocks, self.tree)
         self._ends: dict[Sequence, Node] = {}  # where the prefix of each that was matched, or runs, ends
-        super().__init__(
-            num_blocks, block_size, enable_prefix_caching=enable_prefix_caching, pool=self.radix_pool
-        )
+        super().__init__(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching, pool=self.radix_pool)
         # SGLang keeps a block free for the next token of a request, and one token.
         self.longest_sequence = max(0, num_blocks * block_size - 2 * block_size)
 

@@ -38,7 +38,7 @@ class Refusal:
         count, most = request.num_sequences, self._most_sequences
         if count > 1 and not self._forks:
             raise RequestRefusedError(
-                "sequences of one prompt share blocks that they write to; contiguous reservations and radix trees do not"
+                "sequences of one prompt share blocks that they write to; neither reservations nor radix trees do"
             )
         if not 1 <= count <= most:
             raise RequestRefusedError(f"{count} sequences: must be from 1 to {most}, which may run")

@@ -92,10 +92,10 @@ class PrefillBudget:
         most = min(self.free_tokens, int(num_free - self._total))
         return min(num_tokens, most if most > 0 else self.free_tokens)
 
-    def admit(self, sequence: Sequence, num_cached: int, num_output: int, *, is_first: bool) -> int | Verdict:
-        """Tokens that a sequence may compute, which has generated `num_output`; or why it may not enter."""
+    def admit(self, sequence: Sequence, num_cached: int, *, is_first: bool) -> int | Verdict:
+        """Tokens that a sequence may compute; or why it may not enter."""
         left = sequence.num_tokens - num_cached
-        num_new = min(max(max_new_tokens(sequence) - num_output, 0), MOST_NEW_TOKENS)
+        num_new = min(max(max_new_tokens(sequence) - sequence.num_output_tokens, 0), MOST_NEW_TOKENS)
         num_free = self._blocks.num_free_beside(sequence) * self._size
         if left + num_new + self._size >= num_free - self._total:
             return Verdict.NO_MEMORY
