@@ -107,9 +107,9 @@ class RadixTree:
         while True:
             accessed, _, leaf = heapq.heappop(self._leaves)
             parent = leaf.parent
-            if parent is None or leaf.children or leaf.lock or parent.children.get(leaf.hashes[0]) is not leaf:
+            if parent is None or leaf.lock or parent.children.get(leaf.hashes[0]) is not leaf:
                 continue
-            if accessed != leaf.accessed:
+            if accessed != leaf.accessed:  # it has children, or is offered again
                 self._offer(leaf)
                 continue
             del parent.children[leaf.hashes[0]]
