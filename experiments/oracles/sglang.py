@@ -30,16 +30,16 @@ from experiments.oracles.sglang_modules import VERSION, loaded  # noqa: E402
 from experiments.oracles.steps import run  # noqa: E402
 
 
-def compare(name: str, numbers: range, sglang: SimpleNamespace) -> Tally:
+def compare(name: str, numbers: range, sglang: SimpleNamespace, cache: str) -> Tally:
     """Run the cases with these numbers of the group `name`."""
     tally = Tally(name)
     for number in numbers:
         case = make_case(name, number)
         assert isinstance(case.options, SglangOptions)
-        expected = run(SglangEngine(sglang, case, corrected=True), case)
+        expected = run(SglangEngine(sglang, case, corrected=True, cache=cache), case)
         tally.count(expected)
         if case.options.async_scheduling and any(step.preempted for step in expected):
-            tally.num_faulty += expected != run(SglangEngine(sglang, case, corrected=False), case)
+            tally.num_faulty += expected != run(SglangEngine(sglang, case, corrected=False, cache=cache), case)
         if difference := difference_from_ours(expected, case, as_sglang(case.options)):
             tally.differences.append((number, difference))
     return tally
@@ -51,11 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=30, help="cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS), help="kinds of cases")
+    parser.add_argument(
+        "--cache", choices=("radix", "unified"), default="radix", help="SGLang's prefix cache: RadixCache, or "
+        "UnifiedRadixCache, its default"
+    )  # fmt: skip
     args = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)  # SGLang's warnings of a full pool
     numbers = range(args.first, args.first + args.cases)
     with loaded(args.sglang) as sglang:
-        tallies = [compare(name, numbers, sglang) for name in args.only]
+        tallies = [compare(name, numbers, sglang, args.cache) for name in args.only]
     return 0 if report(f"Our scheduling core and the scheduler of SGLang {VERSION}", tallies) else 1
 
 

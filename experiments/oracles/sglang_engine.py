@@ -81,15 +81,16 @@ class SglangEngine:
     Args:
         corrected: a request that is retracted while a token of it is under way keeps that token. SGLang forgets it, and
             computes it again.
+        cache: the prefix cache, "radix" or "unified".
     """
 
-    def __init__(self, sglang: SimpleNamespace, case: Case, *, corrected: bool) -> None:
+    def __init__(self, sglang: SimpleNamespace, case: Case, *, corrected: bool, cache: str) -> None:
         options = case.options
         assert isinstance(options, SglangOptions)
         set_up(sglang, options)
         self.steps: list[Step] = []
         self._sglang, self._case, self._options, self._corrected = sglang, case, options, corrected
-        self._scheduler = self._make_scheduler(sglang, options)
+        self._scheduler = self._make_scheduler(sglang, options, cache)
         self._live: dict[int, Any] = {}
         self._retracted: set[int] = set()
         self._last: Any = None
@@ -168,9 +169,8 @@ class SglangEngine:
                     req.output_ids.append(token)
         result = Settings(
             next_token_ids=torch.tensor(tokens), copy_done=None, routed_experts_output=None, indexer_topk_output=None,
-            auxiliary_host_output=None, logits_output=None,
+            auxiliary_host_output=None, logits_output=None, get_num_generated_tokens=int,
         )  # fmt: skip
-        result.get_num_generated_tokens = int
         processor = self._scheduler.batch_result_processor
         if batch.forward_mode.is_decode():
             processor.process_batch_result_decode(batch, result)
@@ -180,13 +180,13 @@ class SglangEngine:
         for number in step.finished:
             del self._live[number]
 
-    def _make_scheduler(self, sglang: SimpleNamespace, options: SglangOptions) -> Any:
+    def _make_scheduler(self, sglang: SimpleNamespace, options: SglangOptions, cache_name: str) -> Any:
         size = options.block_size
         make = sglang.TokenToKVPoolAllocator if size == 1 else sglang.PagedTokenToKVPoolAllocator
         sizes = {} if size == 1 else {"page_size": size}
         pool = make(options.num_blocks * size, dtype=None, device="cpu", kvcache=None, need_sort=False, **sizes)
         rows = _Rows(options.max_num_seqs, options.max_model_len + size)
-        cache = sglang.RadixCache(
+        cache = sglang.caches[cache_name](
             sglang.CacheInitParams(
                 disable=not options.enable_prefix_caching,
                 req_to_token_pool=rows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from enum import IntEnum, auto
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,7 @@ _REAL = (
     f"{_MEMORY}.allocator.base", f"{_MEMORY}.allocator.paged", f"{_MEMORY}.allocator.token",
     f"{_MEMORY}.base_prefix_cache", f"{_MEMORY}.cache_init_params", f"{_MEMORY}.common",
     f"{_MEMORY}.evict_policy", f"{_MEMORY}.prefill_budget", f"{_MEMORY}.radix_cache", f"{_MEMORY}.utils",
+    f"{_MEMORY}.unified_cache", f"{_MEMORY}.unified_radix_cache", "sglang.srt.session.streaming_session",
 )  # fmt: skip
 _SETTINGS = [
     "disagg",
@@ -62,13 +64,26 @@ class Settings:
 _NOTHING = Settings()
 
 
+class _Field:
+    """In place of `msgspec.field`."""
+
+    def __init__(self, *, default_factory: Callable[[], Any], **others: Any) -> None:
+        self.make = default_factory
+
+
 class _Struct:
     """In place of msgspec's: fields by their annotations."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None: ...
 
-    def __init__(self, **values: Any) -> None:
-        self.__dict__ |= values
+    def __init__(self, *values: Any, **named: Any) -> None:
+        names = [name for each in reversed(type(self).__mro__) for name in each.__dict__.get("__annotations__", ())]
+        given = dict(zip(names, values, strict=False)) | named
+        for name in names:
+            default = getattr(type(self), name, None)
+            if name not in given:
+                given[name] = default.make() if isinstance(default, _Field) else copy(default)
+        self.__dict__ |= given
 
 
 class _NoDiffusion:
@@ -127,7 +142,7 @@ def _values(settings: dict[str, Settings]) -> dict[str, dict[str, Any]]:
         "is_gfx95_supported": _constant(False), "DynamicGradMode": _Decorator(),
     }  # fmt: skip
     return {
-        "msgspec": {"Struct": _Struct},
+        "msgspec": {"Struct": _Struct, "field": _Field},
         "sglang.srt.runtime_context": context
         | {
             "attention_backends": _constant(("torch_native", "torch_native")),
@@ -153,7 +168,8 @@ def _values(settings: dict[str, Settings]) -> dict[str, dict[str, Any]]:
         "sglang.srt.beam_search.batch_tail": {
             "num_beam_member_rows": _constant(0), "beam_retraction_order": lambda order, reqs: order,
         },
-        f"{_MEMORY}.unified_cache.component_type": {"ComponentType": SimpleNamespace(SWA="swa", FULL="full")},
+        "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": _Decorator()},
+        f"{_MEMORY}.unified_cache.tree_core_registry": {"__file__": __file__},
     }  # fmt: skip
 
 
@@ -186,6 +202,15 @@ def loaded(folder: Path) -> Iterator[SimpleNamespace]:
                 setattr(names, attribute, getattr(loaded, attribute))
         clock = count()  # all accesses one after the other, as on a clock that is fine enough
         radix = importlib.import_module(f"{_MEMORY}.radix_cache")
-        radix.time = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=lambda: 0.0)
+        vars(radix)["time"] = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=lambda: 0.0)
+        unified = importlib.import_module(f"{_MEMORY}.unified_radix_cache")
+        vars(unified)["select_tree_core_backend"] = _constant("python")
+        component = importlib.import_module(f"{_MEMORY}.unified_cache.component_type").ComponentType.FULL
+
+        def unified_cache(params: Any) -> Any:
+            params.tree_components = (component,)
+            return unified.UnifiedRadixCache(params)
+
+        names.caches = {"radix": names.RadixCache, "unified": unified_cache}
         names.policy_module = importlib.import_module(_POLICY)
         yield names

@@ -20,9 +20,8 @@ def hashes_of(tokens: list[int]) -> list[int]:
     return hashes
 
 
-def make(num_blocks: int, **others: int) -> Scheduler:
-    sizes = {"block_size": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64} | others
-    return make_scheduler(SGLANG, num_blocks=num_blocks, **sizes)
+def make(num_blocks: int) -> Scheduler:
+    return make_scheduler(SGLANG, num_blocks=num_blocks, block_size=1, max_num_seqs=4, max_num_batched_tokens=64)
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
