@@ -20,6 +20,7 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
+from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.steps import Step
 
 
@@ -56,6 +57,22 @@ def as_nano_vllm(options: Options) -> SchedulerOptions:
     )
 
 
+def as_sglang(options: SglangOptions) -> SchedulerOptions:
+    """The options with which the core decides as SGLang does."""
+    own = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
+    return SchedulerOptions(
+        policy="sglang",
+        options={name: getattr(options, name) for name in own},
+        watermark=0.0,
+        enable_prefix_caching=options.enable_prefix_caching,
+        allocation="chunk",
+        eviction="radix",
+        queue="fcfs",
+        enable_chunked_prefill=options.chunked_prefill_size is not None,
+        async_scheduling=options.async_scheduling,
+    )
+
+
 @dataclass
 class _Flight:
     """A plan that is not committed.
@@ -63,12 +80,14 @@ class _Flight:
     Attributes:
         decodes: its decoding sequences.
         last_step: the record of its last step.
+        end: number of the step after that.
         num_generated: tokens that its decodes have been given.
     """
 
     plan: StepPlan
     decodes: list[Sequence]
     last_step: Step
+    end: int
     num_generated: int = 0
 
 
@@ -110,7 +129,7 @@ class OurEngine:
                 request.request_id,
                 len(request.prompt),
                 len(request.outputs),
-                arrival_time=request.request_id,
+                arrival_time=request.arrival,
                 token_ids=list(request.prompt),
                 priority=request.priority,
             )
@@ -148,7 +167,7 @@ class OurEngine:
             self.steps.append(self._step(plan, decodes, ahead))
         if num_steps > 1:
             plan = self._scheduler.extend(plan, num_steps)
-        return _Flight(plan, decodes, self.steps[-1])
+        return _Flight(plan, decodes, self.steps[-1], len(self.steps))
 
     def _commit(self, flight: _Flight) -> None:
         self._reveal(flight)
@@ -156,7 +175,7 @@ class OurEngine:
         stopped = self._generate(flight, 1)
         self._over |= {sequence.request_id for sequence in stopped}
         verified = Verified(0, gains) if gains and self._case.options.num_speculative_tokens else None
-        outcome = self._scheduler.commit(flight.plan, len(self.steps), stopped, None if self._horizons else verified)
+        outcome = self._scheduler.commit(flight.plan, flight.end, stopped, None if self._horizons else verified)
         flight.last_step.finished = {request.request_id for request in outcome.finished}
         self._finished |= flight.last_step.finished
 

@@ -231,6 +231,26 @@ class RunConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
+    def _check_radix_tree(self) -> Self:
+        if self.scheduler.eviction != "radix":
+            return self
+        wrong = {
+            f"scheduler.async_scheduling=true with engine={self.engine.kind}": isinstance(self.engine, RealEngineConfig)
+            and self.scheduler.async_scheduling,
+            f"speculation={self.speculation.kind}": self.speculation.kind != "none",
+            f"tiers.host.gib={self.tiers.host.gib:g}": self.tiers.host.gib > 0,
+            f"pipeline_parallel_size={self.pipeline_parallel_size}": self.pipeline_parallel_size > 1,
+            f"trace.n={self.trace.n}": self.trace.n > 1,
+            "fleet: prompts on servers of their own": self.is_apart,
+            f"block_size={self.block_size} above max_num_batched_tokens={self.max_num_batched_tokens}": self.block_size
+            > self.max_num_batched_tokens,
+        }
+        for name, is_so in wrong.items():
+            if is_so:
+                raise ValueError(f"{name}: not with scheduler=sglang")
+        return self
+
+    @model_validator(mode="after")
     def _check_offload(self) -> Self:
         check_offload(self.tiers, self.scheduler, self.engine)
         return self
