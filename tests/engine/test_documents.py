@@ -54,7 +54,7 @@ def test_plain_values_are_read_as_they_stand(monkeypatch: pytest.MonkeyPatch) ->
         ("? [1]\n: 2", "unhashable"),
         ("--- 1\n--- 2", "another document"),
         ('"\\ud800"', "invalid Unicode"),
-        ("\0", "special characters"),
+        ("\0", "control characters"),
         ("a: [", "not YAML"),
     ],
 )

@@ -1,8 +1,9 @@
 """Composing a configuration many times in one process: the files are merged once for each choice of options.
 
 Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
-and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and how, depends only on the overrides that choose options of groups,
-such as scheduler=vllm. A `Composer` keeps what Hydra makes of these, and sets the other keys in a copy of it.
+and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
+how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
+makes of these, and sets the other keys in a copy of it.
 """
 
 import os

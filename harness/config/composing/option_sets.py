@@ -66,7 +66,7 @@ def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
 
 def explained_settings(options_type: type[Any]) -> list[tuple[str, Any, str]]:
     """The same of the settings that a policy or a routing rule declares."""
-    texts = attribute_texts(options_type)
+    texts = attribute_texts(options_type)  # type: ignore[arg-type]
     return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
 
 
