@@ -162,8 +162,8 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         try:
             with initialize_config_dir(version_base=None, config_dir=str(CONF), job_name="twinserve"):
                 if not _composers:
-                    loader = instance.config_loader()
+                    loader = GlobalHydra.instance().config_loader()
                     _composers.append(loader if isinstance(loader, Composer) else Composer(loader))
                 return _composers[0].load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
         finally:
-            instance.hydra = before
+            GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one
