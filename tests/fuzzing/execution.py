@@ -107,7 +107,7 @@ def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
         return Outcome("failed", re.sub(r"-?\d[\d.e+-]*", "N", found[0]), "; ".join(found))
     if code == 0:
         return Outcome("done")
-    if case.is_sweep and code == cli.sweep.SOME_JOB_FAILED:
+    if case.is_sweep and code == jobs.sweep.SOME_JOB_FAILED:
         defect = _DEFECT_OF_A_JOB.search(stderr)
         return (
             Outcome("failed", f"{defect[1]} in a job", stderr[:1500]) if defect else Outcome("refused", detail=stderr)
