@@ -73,7 +73,8 @@ def vllm_settings(data: Path, case: str) -> list[str]:
     _, model, workload = _VLLM[case]
     measured = vllm_folder(data, case)
     return [
-        "engine=sim", "device=rtx-pro-6000", "scheduler=vllm", "max_num_seqs=128", "max_num_batched_tokens=2048",
+        "engine=sim", "device=rtx-pro-6000", "scheduler=vllm", "scheduler.eviction=lru", "max_num_seqs=128",
+        "max_num_batched_tokens=2048",
         "cost=profiled", *model, f"cost.profile=llmservingsim:{measured / 'profile'}",
         f"validation.measured=llmservingsim:{measured}",
         f"validation.workload={data / 'llmservingsim_vllm' / workload}",

@@ -1,10 +1,10 @@
 """Turns a composed Hydra configuration into a checked RunConfig, or into one line that says what is wrong."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from pydantic import ValidationError
 
 from engine.documents import DocumentError, read_yaml, yaml_text
@@ -14,7 +14,9 @@ from harness.config.pools import pools_of
 from harness.config.run import RunConfig
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
-from simulator.vllm_versions import VllmVersion, vllm_version
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 _TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search")
 
@@ -25,6 +27,9 @@ def parse(cfg: DictConfig) -> RunConfig:
     Raises:
         ConfigError: one line naming the first wrong key, its value and what is allowed, and how many more are wrong.
     """
+    from omegaconf import OmegaConf  # imported late, as stored configurations and --help do without it
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -35,48 +40,6 @@ def parse(cfg: DictConfig) -> RunConfig:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})
     return validated(values)
-
-
-def _of_version(name: str, _root_: DictConfig) -> Any:
-    """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused.
-
-    `name` is a field of `VllmVersion`, or: options, those of the policy admission_order (other policies have none of
-    them); max_num_seqs and max_num_batched_tokens, which the device decides, too.
-    """
-    configured = OmegaConf.select(_root_, "engine.vllm_version")
-    try:
-        version = vllm_version(None if configured is None else str(configured))
-    except ValueError:
-        version = vllm_version(None)
-    if name == "options" and _root_.scheduler.policy != "admission_order":
-        return {}
-    if name in ("max_num_seqs", "max_num_batched_tokens"):
-        return _batch_default(name, version, _root_)
-    if name == "async_scheduling":
-        return version.async_scheduling and _can_plan_ahead(_root_)
-    return getattr(version, name)
-
-
-def _can_plan_ahead(root: DictConfig) -> bool:
-    """Whether the core plans a step while the one before it runs, with these settings."""
-    return (root.speculation.kind, root.pipeline_parallel_size, root.data_parallel_size) == ("none", 1, 1)
-
-
-def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:
-    """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device."""
-    num_seqs, num_tokens = version.batch_defaults(root.device.memory_bytes, root.device.name)
-    if name == "max_num_seqs":
-        given = not OmegaConf.is_interpolation(root, "max_num_batched_tokens")
-        return min(num_seqs, root.max_num_batched_tokens) if given else num_seqs
-    longest = root.max_model_len or root.model.get("max_position_embeddings")
-    if not root.scheduler.enable_chunked_prefill:
-        if longest is None:
-            raise ConfigError("with scheduler.enable_chunked_prefill=false it is the longest sequence; give max_model_len")
-        num_tokens = max(num_tokens, longest)
-    return int(min(num_tokens, root.max_num_seqs * longest)) if longest else num_tokens
-
-
-OmegaConf.register_new_resolver("vllm_version", _of_version, replace=True)
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 class Flag(NamedTuple):
     """Attributes:
     values: how many values follow it: none (a switch, which `--no-` turns off), one, or many.
-    effect: "none" changes no latency, "past" neither, in versions before 0.19 or 0.33 that had it; "times" changes how long
-        steps take, which is not simulated; "refused" changes
-        what is served or scheduled, so that a simulation without it would be of another server.
+    effect: "none" changes no latency, "past" neither, in the earlier versions that had it; "times" changes how long
+        steps take, which is not simulated; "refused" changes what is served or scheduled, so that a simulation without
+        it would be of another server.
     """
 
     values: Literal["none", "one", "many"]
@@ -56,8 +56,8 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
         enable-server-load-tracking enable-sleep-mode enable-ssl-refresh enable-tokenizer-info-endpoint
         exclude-tools-when-tool-choice-none fail-on-environ-validation interleave-mm-strings kv-cache-metrics
         language-model-only log-error-stack ray-workers-use-nsight return-tokens-as-token-ids skip-mm-profiling
-        skip-tokenizer-init tokens-only trust-remote-code trust-request-chat-template use-tqdm-on-load enable-cumem-allocator
-        enable-fault-tolerance enable-flash-late-interaction enable-per-request-metrics enable-scale-out
+        skip-tokenizer-init tokens-only trust-remote-code trust-request-chat-template use-tqdm-on-load
+        enable-cumem-allocator enable-fault-tolerance enable-flash-late-interaction enable-per-request-metrics enable-scale-out
         enable-shm-tensor-arena jit-monitor-verbose mm-device-do-normalize per-request-spec-decode-metrics
         return-sampling-mask sleep-mode-offload-cudagraph trust-request-mm-kwargs""",
     ("one", "none"): """
@@ -82,7 +82,8 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
         tool-strict-level watchdog-config watermark-config""",
     ("many", "none"): """
         allowed-headers allowed-media-domains allowed-methods allowed-origins api-key collect-detailed-traces
-        hf-token ignore-patterns middleware served-model-name custom-histogram-buckets sleep-preserve-parameter-names""",
+        hf-token ignore-patterns middleware served-model-name
+        custom-histogram-buckets sleep-preserve-parameter-names""",
     ("none", "past"): """
         disable-async-output-proc disable-frontend-multiprocessing disable-log-requests enable-reasoning
         use-v2-block-manager worker-use-ray""",

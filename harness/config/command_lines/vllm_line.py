@@ -64,7 +64,8 @@ _KERNELS = {"VLLM_MXFP4_USE_MARLIN=1": "marlin", "VLLM_USE_FLASHINFER_MOE_MXFP4_
 class Line(NamedTuple):
     """The model, the values of the flags that have a key of ours, and a note on each kind of other flags.
 
-    `version` is that of the image of docker, where the command runs one, or of a comment; `kernels` those that variables ask for.
+    `version` is that of the image of docker, where the command runs one, or of a comment; `kernels` those that
+    variables ask for.
     """
 
     model: str | None
@@ -132,7 +133,7 @@ def _words(command: str) -> tuple[list[str], str | None, list[str]]:
     variables = [word for word in before if word not in _STARTERS]
     words = words[len(before) :]
     if any(each in _OTHER_ENGINE for each in variables):
-        raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for vLLM's engine V0, which later versions have no more")
+        raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for the engine V0 of early versions, not simulated")
     if words[:2] == ["vllm", "serve"]:
         return variables, None, words[2:]
     modules = [at for at, pair in enumerate(pairwise(words)) if list(pair) == _SERVER_MODULE]

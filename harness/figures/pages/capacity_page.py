@@ -10,7 +10,19 @@ from typing import Any
 from harness.figures.chart import is_known
 from harness.figures.charts.capacity import capacities_chart, probes_chart
 from harness.figures.labels import parameter_label, short_name
-from harness.figures.pages.elements import Cell, Markup, Tone, bullets, code, figures, folded, section, table, tiles, verdict
+from harness.figures.pages.elements import (
+    Cell,
+    Markup,
+    Tone,
+    bullets,
+    code,
+    figures,
+    folded,
+    section,
+    table,
+    tiles,
+    verdict,
+)
 from harness.figures.pages.notes import shared_notes
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
