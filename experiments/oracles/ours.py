@@ -22,6 +22,7 @@ from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
 from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.steps import Step
+from simulator.vllm_versions import vllm_version
 
 
 def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
@@ -33,8 +34,8 @@ def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
         enable_prefix_caching=options.enable_prefix_caching,
         allocation="chunk",
         admission="full_prompt" if options.scheduler_reserve_full_isl else "first_chunk",
-        eviction="lru" if version == "0.19" else "unhashed_first",
-        options={name: version == "0.19" for name in ("cuts_alone", "ends_with_giving_way")},
+        eviction=vllm_version(version).eviction,
+        options=vllm_version(version).options,
         victim="least_urgent" if has_priorities else "last",
         full_hit="recompute_block",
         queue="priority" if has_priorities else "fcfs",

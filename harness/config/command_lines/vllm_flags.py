@@ -57,9 +57,9 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
         exclude-tools-when-tool-choice-none fail-on-environ-validation interleave-mm-strings kv-cache-metrics
         language-model-only log-error-stack ray-workers-use-nsight return-tokens-as-token-ids skip-mm-profiling
         skip-tokenizer-init tokens-only trust-remote-code trust-request-chat-template use-tqdm-on-load
-        enable-cumem-allocator enable-fault-tolerance enable-flash-late-interaction enable-per-request-metrics enable-scale-out
-        enable-shm-tensor-arena jit-monitor-verbose mm-device-do-normalize per-request-spec-decode-metrics
-        return-sampling-mask sleep-mode-offload-cudagraph trust-request-mm-kwargs""",
+        enable-cumem-allocator enable-fault-tolerance enable-flash-late-interaction enable-per-request-metrics
+        enable-scale-out enable-shm-tensor-arena jit-monitor-verbose mm-device-do-normalize
+        per-request-spec-decode-metrics return-sampling-mask sleep-mode-offload-cudagraph trust-request-mm-kwargs""",
     ("one", "none"): """
         allowed-local-media-path chat-template chat-template-content-format code-revision config-format
         default-chat-template-kwargs disable-access-log-for-endpoints distributed-timeout-seconds download-dir

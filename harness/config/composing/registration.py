@@ -59,9 +59,7 @@ def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:
     longest = root.max_model_len or root.model.get("max_position_embeddings")
     if not root.scheduler.enable_chunked_prefill:
         if longest is None:
-            raise ConfigError(
-                "with scheduler.enable_chunked_prefill=false it is the longest sequence; give max_model_len"
-            )
+            raise ConfigError("scheduler.enable_chunked_prefill=false: give max_model_len, the tokens of a step")
         num_tokens = max(num_tokens, longest)
     return int(min(num_tokens, root.max_num_seqs * longest)) if longest else num_tokens
 

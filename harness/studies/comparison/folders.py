@@ -57,8 +57,8 @@ def _natural(path: Path) -> list[str]:
 
 
 def job_folders(folder: Path) -> list[Path]:
-    """Folders at or below `folder` that hold a result or the record of a failure; those of a sweep in the order in which
-    its command names them, others by name, numbers in it by value."""
+    """Folders at or below `folder` that hold a result or the record of a failure; those of a sweep in the order in
+    which its command names them, others by name, numbers in it by value."""
     folders = {path.parent for name in (SUMMARY, FAILED) for path in folder.rglob(name)}
     return sorted(folders, key=lambda each: (_job_number(each), _natural(each)))
 
