@@ -77,7 +77,7 @@ def model_error(config: RunConfig) -> Row | None:
 
 
 def widened_text(row: Row) -> str:
-    """The interval with what the model's own error adds, which 8 of 10 public runs are within; "" where it is not
+    """The interval with what the model's own error adds, which 80 % of the public runs are within; "" where it is not
     known."""
     error = row.get("model_error")
     if error is None or row["capacity"] is None:
@@ -85,7 +85,7 @@ def widened_text(row: Row) -> str:
     low, high = row["low"] / (1 + error["high"] / 100), row["high"] / (1 + error["low"] / 100)
     return (
         f" With the model's own error it is {number(low)} to {number(high)}: throughput was off by "
-        f"{error['low']:+.0f} to {error['high']:+.0f} % in 8 of 10 of {error['runs']} public runs {error['words']}."
+        f"{error['low']:+.0f} to {error['high']:+.0f} % in 80 % of {error['runs']} public runs {error['words']}."
     )
 
 

@@ -267,7 +267,7 @@ ERROR = {"median": 6.0, "low": -10.0, "high": 25.0, "runs": 45, "words": "of the
 
 def test_an_interval_says_what_the_models_own_error_makes_of_it() -> None:
     row = {"capacity": 10.0, "low": 9.0, "high": 10.8, "model_error": ERROR}
-    assert "own error it is 7.20 to 12.0: throughput was off by -10 to +25 % in 8 of 10 of 45" in widened_text(row)
+    assert "own error it is 7.20 to 12.0: throughput was off by -10 to +25 % in 80 % of 45" in widened_text(row)
     assert not widened_text({**row, "model_error": None}) and not widened_text({**row, "capacity": None})
 
 
