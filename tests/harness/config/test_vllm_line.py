@@ -76,7 +76,7 @@ def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:
     for prefix in ("VLLM_ATTENTION_BACKEND=FLASHINFER A='x y' ", "env VLLM_ATTENTION_BACKEND=FLASHINFER "):
         notes = translate(prefix + SERVE).notes
         assert any(note.startswith("VLLM_ATTENTION_BACKEND=FLASHINFER") and "not simulated" in note for note in notes)
-    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for vLLM's engine V0"):
+    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for the engine V0"):
         translate(f"VLLM_USE_V1=0 {SERVE}")
     with pytest.raises(ConfigError, match="--nnodes 2: not simulated"):
         translate(f"{SERVE} --nnodes 2 -tp 16")
