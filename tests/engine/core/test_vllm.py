@@ -190,9 +190,7 @@ def test_the_cases_preempt_hit_the_cache_and_cut_prompts() -> None:
     assert any(len(step.sampled) < len(step.chunks) for steps, _ in results for step in steps)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PRESET if name != "options" and PRESET[name] != getattr(SchedulerOptions(), name)]
-)
+@pytest.mark.parametrize("name", [name for name in PRESET if PRESET[name] != getattr(SchedulerOptions(), name)])
 def test_each_option_of_the_preset_matters(name: str) -> None:
     default = getattr(SchedulerOptions(), name)
     with pytest.raises(AssertionError):
