@@ -33,7 +33,7 @@ parsed anew for each, which pull request 20065 had found and mended in another p
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from simulator.front_end import FrontEndTimes
 
@@ -46,7 +46,7 @@ class VllmVersion(NamedTuple):
     memory_account: str
     kernels: tuple[str, ...]
     gpu_memory_utilization: float = 0.9
-    eviction: str = "lru"
+    eviction: Literal["lru", "unhashed_first"] = "lru"
     tokens_of_160_gib: int = 8192
     cuts_alone: bool = True
     ends_with_giving_way: bool = True
