@@ -12,7 +12,6 @@ says how many cases it changes.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # instead of this file's folder, where `sglang` would be this file
 
-from experiments.oracles.comparison import Tally, difference_from_ours, report  # noqa: E402
+from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.ours import as_sglang  # noqa: E402
 from experiments.oracles.sglang_cases import GROUPS, SglangOptions, make_case  # noqa: E402
 from experiments.oracles.sglang_engine import SglangEngine  # noqa: E402
@@ -46,11 +45,7 @@ def compare(name: str, numbers: range, sglang: SimpleNamespace, cache: str) -> T
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sglang", type=Path, required=True, help="folder with the directory `sglang` of the wheel")
-    parser.add_argument("--cases", type=int, default=30, help="cases of each kind")
-    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
-    parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS), help="kinds of cases")
+    parser = cases_parser(__doc__, "sglang", GROUPS, 30)
     parser.add_argument(
         "--cache", choices=("radix", "unified"), default="radix", help="SGLang's prefix cache: RadixCache, or "
         "UnifiedRadixCache, its default"

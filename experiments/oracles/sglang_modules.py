@@ -169,7 +169,6 @@ def _values(settings: dict[str, Settings]) -> dict[str, dict[str, Any]]:
             "num_beam_member_rows": _constant(0), "beam_retraction_order": lambda order, reqs: order,
         },
         "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": _Decorator()},
-        f"{_MEMORY}.unified_cache.tree_core_registry": {"__file__": __file__},
     }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from engine.core.kv.radix import RadixManager
 from engine.core.plan import StepDraft
 from engine.core.planning.step_planner import StepPlanner
@@ -34,79 +36,72 @@ def plan_prompts(
     budget = PrefillBudget(
         blocks, planner.max_num_batched_tokens, may_cut=may_cut, num_mixed=num_mixed, num_reserved=num_reserved
     )
-    chunks: dict[Sequence, int] = {}
-    if batch.chunked is not None and not _continue(planner, blocks, budget, batch, chunks):
+    prompts = _Prompts(planner, draft, blocks, batch, budget)
+    chunks = prompts.chunks
+    if batch.chunked is not None and not prompts.go_on(batch.chunked):
         return
     num_left = min(num_left + len(chunks), seats - len(batch.sequences))
     while queue and budget.verdict is not Verdict.STEP_IS_FULL:
         batch.is_full |= len(chunks) >= num_left
-        verdict = (
-            Verdict.STEP_IS_FULL if batch.is_full else _admit(planner, draft, blocks, budget, batch, queue, chunks)
-        )
+        verdict = Verdict.STEP_IS_FULL if batch.is_full else prompts.admit(queue)
         if verdict is Verdict.NO_MEMORY:
             batch.is_full = bool(chunks or batch.sequences)
         if verdict is not Verdict.CONTINUE:
             break
     if chunks:
-        _plan(planner, draft, blocks, chunks)
+        prompts.plan()
         batch.joining = [*chunks]
 
 
-def _continue(
-    planner: StepPlanner,
-    blocks: RadixManager,
-    budget: PrefillBudget,
-    batch: RunningBatch,
-    chunks: dict[Sequence, int],
-) -> bool:
-    """Go on with the prompt that is cut; False if its blocks are not free, where SGLang fails."""
-    chunked = batch.chunked
-    assert chunked is not None
-    left = chunked.num_tokens - chunked.num_computed_tokens
-    num_tokens = budget.cut(left)
-    if num_tokens <= 0 or planner.missing_blocks(chunked, num_tokens) > blocks.num_free_blocks:
-        return False
-    chunks[chunked] = num_tokens
-    budget.charge(chunked, num_tokens, is_cut=num_tokens < left)
-    if num_tokens == left:
-        batch.chunked = None
-    return True
+@dataclass
+class _Prompts:
+    """The prompts of a step that is being planned; `chunks` has the tokens of each."""
 
+    planner: StepPlanner
+    draft: StepDraft
+    blocks: RadixManager
+    batch: RunningBatch
+    budget: PrefillBudget
+    chunks: dict[Sequence, int] = field(default_factory=dict)
 
-def _admit(
-    planner: StepPlanner,
-    draft: StepDraft,
-    blocks: RadixManager,
-    budget: PrefillBudget,
-    batch: RunningBatch,
-    queue: SglangQueue,
-    chunks: dict[Sequence, int],
-) -> Verdict:
-    """Admit the head of the queue, without its blocks yet; returns whether the next one may be tried."""
-    head = queue.head
-    match = blocks.match(head)
-    num_cached = match.num_cached_tokens
-    answer = budget.admit(head, num_cached, is_first=not chunks)
-    if isinstance(answer, Verdict):
-        return answer
-    is_cut = num_cached + answer < head.num_tokens
-    queue.pop()
-    draft.transfers += blocks.admit(head, match, num_cached)
-    planner.running.start(head, match, draft.now)
-    draft.admitted.append(head)
-    chunks[head] = answer
-    budget.charge(head, answer, is_cut=is_cut)
-    if is_cut:
-        batch.chunked = head
-    return budget.verdict
+    def go_on(self, chunked: Sequence) -> bool:
+        """Go on with the prompt that is cut; False if its blocks are not free, where SGLang fails."""
+        left = chunked.num_tokens - chunked.num_computed_tokens
+        num_tokens = self.budget.cut(left)
+        if num_tokens <= 0 or self.planner.missing_blocks(chunked, num_tokens) > self.blocks.num_free_blocks:
+            return False
+        self._take(chunked, num_tokens, is_cut=num_tokens < left)
+        return True
 
+    def admit(self, queue: SglangQueue) -> Verdict:
+        """Admit the head of the queue, without its blocks yet; returns whether the next one may be tried."""
+        head = queue.head
+        match = self.blocks.match(head)
+        num_cached = match.num_cached_tokens
+        answer = self.budget.admit(head, num_cached, is_first=not self.chunks)
+        if isinstance(answer, Verdict):
+            return answer
+        queue.pop()
+        self.draft.transfers += self.blocks.admit(head, match, num_cached)
+        self.planner.running.start(head, match, self.draft.now)
+        self.draft.admitted.append(head)
+        self._take(head, answer, is_cut=num_cached + answer < head.num_tokens)
+        return self.budget.verdict
 
-def _plan(planner: StepPlanner, draft: StepDraft, blocks: RadixManager, chunks: dict[Sequence, int]) -> None:
-    """Give the prompts their blocks, after all of them hold what is cached of them."""
-    num_tokens = sum(chunks.values())
-    if blocks.block_size > 1:  # SGLang makes room for one more block of each
-        num_tokens += len(chunks) * blocks.block_size
-    blocks.evict_for(num_tokens)
-    for sequence, count in chunks.items():
-        planner.extend(sequence, count)
-        planner.plan_chunk(draft, sequence, count)
+    def _take(self, sequence: Sequence, num_tokens: int, *, is_cut: bool) -> None:
+        self.chunks[sequence] = num_tokens
+        self.budget.charge(sequence, num_tokens, is_cut=is_cut)
+        if is_cut:
+            self.batch.chunked = sequence
+        elif self.batch.chunked is sequence:
+            self.batch.chunked = None
+
+    def plan(self) -> None:
+        """Give the prompts their blocks, after all of them hold what is cached of them."""
+        num_tokens = sum(self.chunks.values())
+        if self.blocks.block_size > 1:  # SGLang makes room for one more block of each
+            num_tokens += len(self.chunks) * self.blocks.block_size
+        self.blocks.evict_for(num_tokens)
+        for sequence, count in self.chunks.items():
+            self.planner.extend(sequence, count)
+            self.planner.plan_chunk(self.draft, sequence, count)
