@@ -83,14 +83,11 @@ def observed(folder: Path) -> dict[str, Any]:
         held_out = observe(config, folder)
     fit = yaml.safe_load((folder / "calibration.yaml").read_text())
     errors = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
-    objective = fit["objective"]
-    halves = [
-        {name: 100 * error for name, error in objective[key].items()} for key in ("errors_before", "errors_after")
-    ]
+    before, after = (fit["objective"][key] for key in ("errors_before", "errors_after"))
     rows = [
-        {"statistic": name, "first_half_before_pct": before, "first_half_fitted_pct": halves[1][name],
+        {"statistic": name, "first_half_before_pct": 100 * before[name], "first_half_fitted_pct": 100 * after[name],
          "held_out_pct": errors[name]}
-        for name, before in halves[0].items()
+        for name in before
     ]  # fmt: skip
     return {"constants": fit["constants"], "requests": held_out["measured"]["num_requests"], "errors": rows}
 
