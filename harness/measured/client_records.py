@@ -136,4 +136,4 @@ def _value(metric: Any) -> Any:
     """A number in s or tokens of AIPerf's {"value": ..., "unit": ...}."""
     value, unit = (metric.get("value"), metric.get("unit")) if isinstance(metric, dict) else (None, None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value * _SECONDS[unit] if is_number and unit in _SECONDS else None
+    return float(value) * _SECONDS[unit] if is_number and unit in _SECONDS else None  # type: ignore[arg-type]

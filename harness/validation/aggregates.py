@@ -53,7 +53,7 @@ def validate_aggregates(config: RunConfig, path: Path, output_dir: Path, console
     errors = errors_of(measured, served.summary)
     if errors.empty:
         raise MeasuredRunError(f"{path}: has no mean, median or percentile of TTFT, TPOT or E2EL, and no throughput")
-    settings = {key: measured[key] for key in ("model_id", "tensor_parallel_size") if key in measured}
+    settings: dict[str, Any] = {key: measured[key] for key in ("model_id", "tensor_parallel_size") if key in measured}
     notes = ["requests of mean lengths are simulated: the file has no details (--save-detailed)"]
     if measured.get("max_concurrency") and not isinstance(arrival, ClosedLoopArrival):
         notes.append(f"max_concurrency={measured['max_concurrency']} is not simulated beside a request rate")
@@ -79,7 +79,7 @@ def validate_aggregates(config: RunConfig, path: Path, output_dir: Path, console
 
 def errors_of(measured: Mapping[str, Any], simulated: Mapping[str, Any]) -> pd.DataFrame:
     """A row for each number that both have, with its signed error in percent."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for key, value in measured.items():
         match = _LATENCY.fullmatch(key)
         here, there = as_number(simulated.get(key)), as_number(value)
@@ -88,8 +88,9 @@ def errors_of(measured: Mapping[str, Any], simulated: Mapping[str, Any]) -> pd.D
         metric, statistic = (match[2], match[1]) if match else (key, "total" if key == "duration" else "mean")
         row = {"metric": metric, "statistic": statistic, "unit": UNITS[metric], "measured": there, "simulated": here}
         rows.append({**row, "error_pct": 100 * (here / there - 1), "noise_floor_pct": math.nan})
-    order = {name: place for place, name in enumerate(UNITS)}
-    return pd.DataFrame(sorted(rows, key=lambda row: order[row["metric"]]))
+    order = list(UNITS)
+    rows.sort(key=lambda row: order.index(row["metric"]))
+    return pd.DataFrame(rows)
 
 
 def _trace(path: Path, measured: Mapping[str, Any]) -> Trace:
