@@ -56,14 +56,12 @@ def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> 
     path = fitted_on(tmp_path / "truth.yaml")
     path.write_text(path.read_text().replace("flops_efficiency: 0.5", json.dumps(TRUTH)[1:-1].replace(", ", "\n  "))
                     .replace("cost: roofline", "cost: profiled"))  # fmt: skip
-    work = ("trace=synthetic", "trace.num_requests=80", "arrival.rate=4")
+    work = ("trace=synthetic", "trace.num_requests=120", "arrival.rate=4")
     made = run(*PROFILED, *work, f"cost.calibration={path}").requests
     measured = f"distserve:{write_distserve(tmp_path / 'm.exp', made)}"
     assert made["ttft"].min() > 12e-3 > run(*PROFILED, *work).requests["ttft"].min()
     names = f"calibration.constants=[{','.join(TRUTH)}]"
-    found = calibrate(
-        tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half", "calibration.max_evaluations=250"
-    )
+    found = calibrate(tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half")
     fitted = f"cost.calibration={found.path}"  # one factor and a time of the host stand in for each other in part
     errors = compare(measured, tmp_path / "out", *PROFILED, fitted, "validation.score=second_half")["errors"]
     by_name = {(row["metric"], row["statistic"]): row["error_pct"] for row in errors}
