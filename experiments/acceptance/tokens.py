@@ -67,8 +67,9 @@ def _ours(
 ) -> tuple[Prompts, Tensor]:
     """(prompts and generated tokens, log probability of each token)."""
     kind = str(dtype).removeprefix("torch.")
-    settings: dict[str, Any] = {"max_num_seqs": 4, **sizes}
-    llm = LLM(folder, cuda_graphs="auto" if context.is_cuda else True, device=context.device.type, dtype=kind, **settings)
+    graphs: Any = "auto" if context.is_cuda else True  # no graph holds latent attention in float32 on a GPU
+    settings: dict[str, Any] = {"max_num_seqs": 4, "cuda_graphs": graphs, **sizes}
+    llm = LLM(folder, device=context.device.type, dtype=kind, **settings)
     try:
         greedy = SamplingParams(
             max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True, logprobs=0, prompt_logprobs=0
