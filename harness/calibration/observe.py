@@ -123,8 +123,8 @@ def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
     """Output tokens from `start_s` to `end_s`, as if those of a request came at equal distances; requests without an
     end go on at `end_s`."""
     first, last = requests["first_token_time"], requests["finish_time"].fillna(end_s)
-    shares = (last - first.clip(lower=start_s)) / (last - first).clip(lower=1e-9)
-    return float((requests["num_output_tokens"] * shares.clip(0, 1)).sum()) / (end_s - start_s)
+    before = ((start_s - first) / (last - first).clip(lower=1e-9)).clip(0, 1)  # of one token: none or all
+    return float((requests["num_output_tokens"] * (1 - before)).sum()) / (end_s - start_s)
 
 
 def _first(config: RunConfig, count: int) -> tuple[Trace, RunConfig]:

@@ -60,10 +60,11 @@ def test_a_ladder_has_requests_enough_to_tell(rate: float, time_s: float, most: 
 
 def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
     table = {
-        "first_token_time": [0.0, 4.0, 6.0, np.nan], "finish_time": [5.0, 6.0, np.nan, np.nan],
-        "num_output_tokens": [10, 4, 8, 0],
+        "first_token_time": [0.0, 4.0, 6.0, np.nan, 0.0, 3.0, 1.0],
+        "finish_time": [5.0, 6.0, np.nan, np.nan, 1.0, 3.0, 1.0],
+        "num_output_tokens": [10, 4, 8, 0, 7, 1, 1],
     }  # fmt: skip
-    assert tokens_per_s(pd.DataFrame(table), 2.5, 10.0) == pytest.approx((5 + 4 + 8) / 7.5)
+    assert tokens_per_s(pd.DataFrame(table), 2.5, 10.0) == pytest.approx((5 + 4 + 8 + 1) / 7.5)
 
 
 @pytest.mark.long
