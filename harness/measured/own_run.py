@@ -18,6 +18,7 @@ from harness.measured.measured_run import (
     MeasuredRun,
     OwnRun,
     check_order,
+    queued_times,
     requests_table,
     seen_times,
     series_table,
@@ -127,7 +128,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     requests = requests_table(
         {
             "arrival_time": arrival,
-            "queued_time": seen_times(issued, finished["finish_time"].to_numpy(dtype=np.float64), result.steps),
+            "queued_time": _queued(issued, finished["finish_time"].to_numpy(dtype=np.float64), config, result),
             **columns,
         }
     )
@@ -148,6 +149,13 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         notes=tuple(notes),
         own=OwnRun(config, result, rows),
     )
+
+
+def _queued(issued: Floats, finish: Floats, config: RunConfig, result: RunResult) -> Floats:
+    """When the scheduler first saw requests; steps that are planned ahead are planned when those before them start."""
+    if config.scheduler.async_scheduling:
+        return queued_times(issued, result.steps)
+    return seen_times(issued, finish, result.steps)
 
 
 def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
