@@ -20,7 +20,7 @@ GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: 
 QUICK_RATES = {"tiny": (20,)}
 QUICK_REQUESTS = 10
 QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
-GPU = ["max_model_len=8192", "max_num_batched_tokens=8192", "max_num_seqs=256"]
+GPU = ["engine.max_lookahead_steps=1", "max_model_len=8192", "max_num_batched_tokens=8192", "max_num_seqs=256"]
 SERVED_S = 12  # seconds of requests at each rate
 LEAST_REQUESTS = 60
 
