@@ -27,13 +27,14 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from experiments import PLAIN  # noqa: E402
 from harness.config import parse  # noqa: E402
 from harness.results.stored.environment import environment  # noqa: E402
 from harness.studies.run import make_engine  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
 from harness.workload.readers import load_trace  # noqa: E402
 
-COMMON = ["model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
+COMMON = [*PLAIN, "model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
 SHAREGPT = ["trace=sharegpt", "arrival=poisson", "arrival.rate=40"]
 AZURE = "azure2023/AzureLLMInferenceTrace_conv.csv"
 MOONCAKE = "mooncake/conversation_trace.jsonl"

@@ -22,12 +22,12 @@ import aiohttp
 import numpy as np
 import pandas as pd
 
+from experiments import PLAIN, ROOT
 from harness import run
 
-ROOT = Path(__file__).resolve().parents[1]
-SIMULATED = ("engine=sim", "model=qwen3-8b", "device=h100-80gb")
+SIMULATED = (*PLAIN, "engine=sim", "model=qwen3-8b", "device=h100-80gb")
 REAL = (
-    "engine=cpu", "engine.num_threads=1", "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
+    *PLAIN, "engine=cpu", "engine.num_threads=1", "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
     "max_num_seqs=16",
 )  # fmt: skip
 TRACES = {

@@ -134,12 +134,14 @@ class RunConfig(ConfigModel):
     @field_validator("frontend", mode="after")
     @classmethod
     def _check_front_end(cls, value: FrontEndConfig, info: ValidationInfo) -> FrontEndConfig:
-        """That of the simulation only: clients of the real engine in this process call it directly."""
-        kind = getattr(info.data.get("engine"), "kind", "sim")
-        if kind == "sim":
+        """That of simulated clients only: those of the real engine in this process call it directly, and task=serve is
+        a front end."""
+        kind, task = getattr(info.data.get("engine"), "kind", "sim"), info.data.get("task")
+        if kind == "sim" and task != "serve":
             return value
         if value != FrontEndConfig(kind=value.kind):
-            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with engine={kind}")
+            without = f"engine={kind}" if kind != "sim" else "task=serve"
+            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with {without}")
         return FrontEndConfig()
 
     @field_validator("block_size", mode="before")
