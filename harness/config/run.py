@@ -37,7 +37,7 @@ from harness.config.schema.tasks.needs import Task, check_measured, check_profil
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.serving import ServeConfig
-from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, ObserveConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
 
@@ -94,6 +94,7 @@ class RunConfig(ConfigModel):
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+    observe: ObserveConfig = ObserveConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
     serve: ServeConfig = ServeConfig()
@@ -134,13 +135,13 @@ class RunConfig(ConfigModel):
     @field_validator("frontend", mode="after")
     @classmethod
     def _check_front_end(cls, value: FrontEndConfig, info: ValidationInfo) -> FrontEndConfig:
-        """That of simulated clients only: those of the real engine in this process call it directly, and task=serve is
-        a front end."""
-        kind, task = getattr(info.data.get("engine"), "kind", "sim"), info.data.get("task")
-        if kind == "sim" and task != "serve":
+        """That of a server which is simulated, or observed: clients of the real engine in this process call it
+        directly, and task=serve is a front end."""
+        kind = getattr(info.data.get("engine"), "kind", "sim")
+        if kind not in ("gpu", "cpu") and info.data.get("task") != "serve":
             return value
         if value != FrontEndConfig(kind=value.kind):
-            without = f"engine={kind}" if kind != "sim" else "task=serve"
+            without = "task=serve" if info.data.get("task") == "serve" else f"engine={kind}"
             raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with {without}")
         return FrontEndConfig()
 
@@ -343,7 +344,7 @@ class RunConfig(ConfigModel):
     @model_validator(mode="after")
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
-        check_measured(self.task, self.engine, self.validation, self.calibration)
+        check_measured(self.task, self.engine, self.validation, self.calibration, self.observe)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
         check_serving(self.task, self.serve, self.engine)
         reads = self.task in ("report", "plot")

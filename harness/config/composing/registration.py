@@ -30,7 +30,7 @@ def _of_version(name: str, _root_: DictConfig) -> Any:
 
     `name` is a field of `VllmVersion`, or: options, those of the policy admission_order (other policies have none of
     them); max_num_seqs and max_num_batched_tokens, which the device decides, too. The share of the memory is 0.9 for
-    engines that are no simulation of vLLM. What the schema will refuse counts as not given.
+    our own engine. What the schema will refuse counts as not given.
     """
     configured = OmegaConf.select(_root_, "engine.vllm_version")
     try:
@@ -43,7 +43,7 @@ def _of_version(name: str, _root_: DictConfig) -> Any:
         return _batch_default(name, version, _root_)
     if name == "async_scheduling":
         return version.async_scheduling and _can_plan_ahead(_root_)
-    if name == "gpu_memory_utilization" and OmegaConf.select(_root_, "engine.kind") != "sim":
+    if name == "gpu_memory_utilization" and OmegaConf.select(_root_, "engine.kind") in ("gpu", "cpu"):
         return 0.9
     return getattr(version, name)
 
