@@ -20,21 +20,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments import PLAIN  # noqa: E402
-from harness.config import parse  # noqa: E402
+from experiments import composed  # noqa: E402
 from harness.results.stored.environment import environment  # noqa: E402
 from harness.studies.run import make_engine  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
 from harness.workload.readers import load_trace  # noqa: E402
 
-COMMON = [*PLAIN, "model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
+COMMON = ["model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
 SHAREGPT = ["trace=sharegpt", "arrival=poisson", "arrival.rate=40"]
 AZURE = "azure2023/AzureLLMInferenceTrace_conv.csv"
 MOONCAKE = "mooncake/conversation_trace.jsonl"
@@ -107,8 +105,7 @@ def cases(traces: Path, lengthened: Path) -> dict[str, list[str]]:
 
 def measure(case: str, overrides: list[str]) -> Speed:
     """Run one case in this process."""
-    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        config = parse(compose("config", overrides=[*COMMON, *overrides]))
+    config = composed(*COMMON, *overrides)
     started = time.perf_counter()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
