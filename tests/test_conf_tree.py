@@ -222,6 +222,10 @@ def test_defaults_are_those_of_the_schema_but_for_those_of_vllm() -> None:
             assert getattr(config, name) == field.get_default(), name
     assert (config.max_num_seqs, config.gpu_memory_utilization, config.frontend.kind) == (1024, 0.92, "vllm")
     assert config.scheduler == compose_and_parse("scheduler=vllm").scheduler
+    real = compose_and_parse("engine=gpu")  # which is called without a front end
+    assert (real.max_num_seqs, real.gpu_memory_utilization, real.frontend.kind) == (1024, 0.9, "none")
+    assert real.scheduler == config.scheduler
+    assert not compose_and_parse("engine=gpu", "engine.max_lookahead_steps=8").scheduler.async_scheduling
     assert compose_and_parse("scheduler=mixed").scheduler == SchedulerConfig()
     assert config.metrics == MetricsConfig()
     assert compose_and_parse("scheduler=prefill_first").scheduler == SchedulerConfig(policy="prefill_first")

@@ -142,6 +142,10 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "engine.max_lookahead_steps=2: must be 1 with scheduler.async_scheduling=true, which plans each step "
             "on its own",
         ),
+        (
+            ["task=serve", "frontend.latency_ms=3"],
+            "frontend.kind=vllm: in simulation only; leave out what is given of it with task=serve",
+        ),
         (["trace.n=300", "max_num_seqs=256"], "trace.n=300: must be <= max_num_seqs=256"),
         (["calibration.widths={a:-3}"], "calibration.widths.a=-3: must be a number > 0"),
         (["scheduler=vllm", "num_blocks=1"], "num_blocks=1: must be > 1, scheduler.reserved_blocks"),
