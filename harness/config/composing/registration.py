@@ -28,17 +28,17 @@ def _open(value: Any) -> DictConfig:
 def _of_version(name: str, _root_: DictConfig) -> Any:
     """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused.
 
-    `name` is a field of `VllmVersion`, or: options, those of the policy admission_order (other policies have none of
-    them); max_num_seqs and max_num_batched_tokens, which the device decides, too. The share of the memory is 0.9 for
-    our own engine. What the schema will refuse counts as not given.
+    `name` is a field of `VllmVersion`, and None if it is an option of another policy; or max_num_seqs and
+    max_num_batched_tokens, which the device decides, too. The share of the memory is 0.9 for our own engine. What the
+    schema will refuse counts as not given.
     """
     configured = OmegaConf.select(_root_, "engine.vllm_version")
     try:
         version = vllm_version(None if configured is None else str(configured))
     except ValueError:
         version = vllm_version(None)
-    if name == "options" and _root_.scheduler.policy != "admission_order":
-        return {}
+    if name in version.options and OmegaConf.select(_root_, "scheduler.policy") != "admission_order":
+        return None
     if name in ("max_num_seqs", "max_num_batched_tokens"):
         return _batch_default(name, version, _root_)
     if name == "async_scheduling":
