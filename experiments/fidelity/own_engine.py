@@ -20,10 +20,9 @@ GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: 
 QUICK_RATES = {"tiny": (20,)}
 QUICK_REQUESTS = 10
 QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
-GPU_CONTEXT = 8192  # tokens; whole steps are profiled at contexts in proportion to it
+OF_GPU = ["max_model_len=8192", "engine.max_lookahead_steps=8"]  # whole steps are profiled in proportion to the context
 SERVED_S = 12  # seconds of requests at each rate
 LEAST_REQUESTS = 60
-GPU_RUNS = 2  # runs of each workload, for the noise floor
 
 
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
@@ -86,7 +85,7 @@ def gpu(lab: Lab, args: argparse.Namespace) -> None:
     )
     measured: dict[str, dict[int, list[Path]]] = {}
     for model, rates in models.items():
-        engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [f"max_model_len={GPU_CONTEXT}"])]
+        engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else OF_GPU)]
         if not (_profile_of(lab, model) / META).exists():
             lab.profile(_profile_of(lab, model), None, *engine, f"profile.time_budget_s={args.profiling}")
         measured[model] = {rate: _served(lab, args, engine, f"{model}_{rate}", rate) for rate in rates}
@@ -109,7 +108,7 @@ def _served(lab: Lab, args: argparse.Namespace, engine: list[str], name: str, ra
     """Folders of runs at a rate."""
     count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
     settings = [*engine, "trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}", "plots=false"]
-    return [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
+    return [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(args.runs)]
 
 
 def _predicted(device: str, profile: Path, runs: list[Path]) -> list[str]:
