@@ -113,13 +113,18 @@ class UniformDecodes:
         return make_growth((ahead, list(due), taken))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
-        now, size, boundary, take = self.clock.step, self._block_size, self._boundary, blocks.take
-        growths = []
-        for ahead in self._growth_steps(num_steps):
-            due = boundary[(now + ahead) % size]
-            taken = take(len(due))
-            any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
-            growths.append(make_growth((ahead, list(due), taken)))
+        now, size, boundary = self.clock.step, self._block_size, self._boundary
+        steps = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
+        if not steps:
+            return []
+        taken = blocks.take(sum([len(due) for _, due in steps]))  # at once: one step needs few blocks
+        growths, start = [], 0
+        for ahead, due in steps:
+            end = start + len(due)
+            part = taken[start:end]
+            any(map(list.append, due.values(), part))  # a loop in C: every call returns None
+            growths.append(make_growth((ahead, list(due), part)))
+            start = end
         return growths
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from itertools import chain, compress
+from itertools import chain, compress, groupby
 
 from engine.core.kv.pool import Evict
 
@@ -127,16 +127,19 @@ class BlockPool:
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared
-        for block in blocks:
-            segment = segment_of[block]
+        for segment, group in groupby(blocks, segment_of.__getitem__):
             if segment is None:
-                shared[block] = shared.get(block, 0) + 1
-                self.num_extra_references += 1
+                for block in group:
+                    shared[block] = shared.get(block, 0) + 1
+                    self.num_extra_references += 1
                 continue
-            segment_of[block] = None
-            self.num_free -= 1
-            self._num_cached -= 1
-            segment.num_stale += 1
+            count = 0
+            for block in group:
+                segment_of[block] = None
+                count += 1
+            self.num_free -= count
+            self._num_cached -= count
+            segment.num_stale += count
             if segment.num_stale == len(segment.blocks):
                 del self._queue[segment]
         if self._cached_size > 1:
