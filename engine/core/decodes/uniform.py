@@ -117,14 +117,10 @@ class UniformDecodes:
         steps = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
         if not steps:
             return []
-        taken = blocks.take(sum([len(due) for _, due in steps]))  # at once: one step needs few blocks
-        growths, start = [], 0
-        for ahead, due in steps:
-            end = start + len(due)
-            part = taken[start:end]
-            any(map(list.append, due.values(), part))  # a loop in C: every call returns None
-            growths.append(make_growth((ahead, list(due), part)))
-            start = end
+        growths = []
+        for (ahead, due), taken in zip(steps, blocks.take_each([len(due) for _, due in steps]), strict=True):
+            any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
+            growths.append(make_growth((ahead, list(due), taken)))
         return growths
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:

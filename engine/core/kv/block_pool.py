@@ -124,6 +124,23 @@ class BlockPool:
         blocks.sort()
         return blocks
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
+        find than to take."""
+        total, num_uncached = sum(counts), len(self._free)
+        if total <= num_uncached or self._cached_size > 1:
+            return [self.take(count) for count in counts]
+        self.num_free -= total
+        blocks, self._free = self._free[::-1], []  # in the order in which they go
+        while (missing := total - len(blocks)) > 0:
+            blocks += reversed(self._dequeue(missing))
+        parts, end = [], 0
+        for count in counts:
+            start, end = end, end + count
+            part = blocks[start:end]
+            parts.append(part if end <= num_uncached and not self.has_one_queue else sorted(part))
+        return parts
+
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared

@@ -28,6 +28,9 @@ class Pool(Protocol):
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        """What `take` gives for each of `counts` in turn."""
+
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`, which are held or cached."""
 
