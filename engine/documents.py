@@ -16,6 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import yaml
+from yaml.composer import Composer
+
+try:
+    from yaml import CSafeLoader
+except ImportError:  # PyYAML was built without libyaml, whose parser takes a tenth of the time
+    _LOADERS: tuple[type[Any], ...] = (yaml.SafeLoader,)
+else:
+    _LOADERS = (Composer, CSafeLoader)  # the composer in Python calls compose_node, which that in C does not
 
 MAX_DEPTH = 64  # of values within each other, the innermost number or text included
 MAX_YAML_BYTES = 1 << 20  # PyYAML takes some seconds for this much
@@ -146,10 +154,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(*_LOADERS):  # type: ignore[misc]
     """PyYAML's safe loader without aliases, dates and repeated keys, and with limits on depth and digits."""
 
     _depth = 0
+
+    def __init__(self, stream: str) -> None:
+        _LOADERS[-1].__init__(self, stream)
+        Composer.__init__(self)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

@@ -127,6 +127,10 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         ExecutionOptions.__post_init__(self)
         if self.speculation is not None and (conflict := conflict_with_drafts(self)):
             raise ValueError(conflict)
+        if self.eviction == "radix" and self.async_scheduling:
+            raise ValueError(
+                "async_scheduling=True: eviction=radix changes blocks of steps that are planned; set False"
+            )
         if self.async_scheduling and self.speculation is not None:
             raise ValueError("async_scheduling=True: must be False with speculation, whose steps bring several tokens")
         if self.contiguous is not None:

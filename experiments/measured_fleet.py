@@ -1,6 +1,4 @@
-"""How far off is a simulated fleet from one that was measured, behind two routers?
-
-    python -m experiments.measured_fleet --data ../shared/ground_truth/llm_d
+"""A fleet that was measured behind two routers, simulated: points of the board.
 
 The fleet is that of llm-d's guide "optimized-baseline": 8 servers of vLLM with Qwen3-32B on 2 H100 each. `rr` hands
 requests out in turn; `prefix` is llm-d's router, which keeps to servers that hold 80 % of a prompt unless one of them
@@ -9,24 +7,25 @@ not set is vLLM's default: 1,024 sequences, 8,192 tokens a step, 40,960 tokens a
 
 The load is inference-perf's `guide_optimized-baseline_1`: 750 prompts in an order drawn once, again and again, in
 Poisson stages; a stage begins when the one before it has been answered. Its output rate is all tokens of the stage over
-the time from its first request to its last token, as the load generator counts. Results go to
-experiments/results/measured_fleet*.json.
+the time from its first request to its last token, as the load generator counts. TTFT in turns is not compared: clients
+gave up after 30 s.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
-from experiments import RESULTS, provenance, write_result
+from experiments.board.point import FLEET, Found, Point
 from harness import run
+from harness.engines.resolving.known_error import run_class
+from harness.engines.resolving.system import resolve
+
+_LINK = "https://github.com/llm-d/llm-d/tree/53c5b20a/guides/optimized-baseline/benchmark-results"
 
 SYSTEM = (
     "model=qwen3-32b", "device=h100-80gb", "tensor_parallel_size=2", "replicas=8", "scheduler=vllm", "block_size=16",
@@ -64,7 +63,6 @@ class Prompts:
 PROMPTS = Prompts(num_groups=150, per_group=5, prefix=6000, question=1200, output=1000, span=400)
 WARM_UP = (15, 50)  # requests/s, s: a stage that nobody reports
 PAUSE = 600.0  # s, in which the longest queue of these stages is served
-MEASURES = ("output_tokens_per_s", "ttft_p50_s", "ttft_p90_s")
 
 
 def load(
@@ -86,61 +84,29 @@ def load(
     return frame, stage_of
 
 
-def simulated(
-    arm: str, trace: pd.DataFrame, stage_of: np.ndarray[Any, np.dtype[np.int64]], overrides: list[str]
-) -> pd.DataFrame:
-    """The measures of each stage, the warm-up among them."""
-    settings = [*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={PROMPTS.span}", *overrides]
-    requests = run(*settings, trace=trace).requests
-    requests["ttft"] = requests["first_token_time"] - requests["arrival_time"]
+def points(data: Path, arm: str, every: int = 1) -> Found:
+    """A point for each stage of an arm; all of them are one simulation, whatever `every` says."""
+    measured = pd.read_csv(data / "router_qwen3_32b_8xTP2_h100.csv")
+    ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
+    trace, stage_of = load([WARM_UP, *ladder], PROMPTS, seed=0)
+    found = run(*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={PROMPTS.span}", trace=trace)
+    requests = found.requests
+    ttft = 1e3 * (requests["first_token_time"] - requests["arrival_time"])
     stages = requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
-    columns = [PROMPTS.output * stages.size() / took, stages["ttft"].quantile(0.5), stages["ttft"].quantile(0.9)]
-    return pd.DataFrame(dict(zip(MEASURES, columns, strict=True)))
-
-
-def show(measured: pd.DataFrame, found: dict[str, pd.DataFrame]) -> None:
-    titles = [f"{arm}, {text}" for arm in ARMS for text in ("output tokens/s", "TTFT p50, s", "TTFT p90, s")]
-    table = Table("requests/s", *titles, box=None, title="simulated (measured)")
+    throughput, medians = PROMPTS.output * stages.size() / took, ttft.groupby(stage_of).median()
+    kind = run_class(resolve(found.config), FLEET)
+    of_arm = []
     for stage, row in enumerate(measured.to_dict("records"), start=1):
-        cells = []
-        for arm in ARMS:
-            for measure in MEASURES:
-                value, other = float(found[arm][measure][stage]), float(row[f"{arm}_{measure}"])
-                cells.append(f"{value:,.0f} ({other:,.0f})" if "tokens" in measure else f"{value:.2f} ({other:.1f})")
-        table.add_row(f"{row['rate']}", *cells)
-    console = Console(width=180)
-    console.print(table)
-    for arm in ARMS:
-        peak, other = found[arm].loc[1:, MEASURES[0]].max(), measured[f"{arm}_{MEASURES[0]}"].max()
-        console.print(f"{arm}: peak {peak:,.0f} output tokens/s, measured {other:,.0f} ({peak / other - 1:+.1%})")
-
-
-def arguments(text: str | None) -> argparse.Namespace:
-    """`data`, `seed` and `overrides` of the command line of an experiment on llm-d's figures, which `text` explains."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth/llm_d"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("overrides", nargs="*", help="what is to be otherwise, such as num_blocks=30000")
-    return parser.parse_args()
-
-
-def store(experiment: str, overrides: list[str], found: dict[str, Any]) -> None:
-    """Write what was found, in a file that is named after the experiment and the overrides."""
-    name = "_".join([experiment, *overrides]).replace("=", "_").replace("/", "_")
-    write_result(RESULTS / f"{name}.json", {**provenance(f"experiments.{experiment}"), **found})
-
-
-def main() -> None:
-    args = arguments(__doc__)
-    measured = pd.read_csv(args.data / "router_qwen3_32b_8xTP2_h100.csv")
-    ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
-    trace, stage_of = load([WARM_UP, *ladder], PROMPTS, args.seed)
-    found = {arm: simulated(arm, trace, stage_of, args.overrides) for arm in ARMS}
-    show(measured, found)
-    stages = {arm: stages.loc[1:].round(4).to_dict("list") for arm, stages in found.items()}
-    store("measured_fleet", args.overrides, {"rates": measured["rate"].tolist(), "simulated": stages})
-
-
-if __name__ == "__main__":
-    main()
+        told, predicted = {"throughput": row[f"{arm}_output_tokens_per_s"]}, {"throughput": throughput[stage]}
+        if arm == "prefix" and row["prefix_ttft_p50_s"] > 0:
+            told["ttft"], predicted["ttft"] = 1e3 * row["prefix_ttft_p50_s"], medians[stage]
+        of_arm.append(
+            Point(
+                id=f"router_qwen3_32b:{arm}:{row['rate']:g}/s", source="llm-d", link=_LINK, engine="vLLM", version="",
+                kind=kind, num_gpus=found.config.num_gpus, clients=None, prompt=PROMPTS.prefix + PROMPTS.question,
+                output=PROMPTS.output, assumed="order of prompts; defaults of vLLM", statistic="median", measured=told,
+                predicted=predicted,
+            )
+        )  # fmt: skip
+    return Found(of_arm, {})

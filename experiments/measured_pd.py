@@ -1,6 +1,4 @@
-"""How far off is a simulated fleet with servers for prompts and for decodes from one that was measured?
-
-    python -m experiments.measured_pd --data ../shared/ground_truth/llm_d
+"""A fleet with servers for prompts and for decodes that was measured, simulated: points of the board.
 
 The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-120b on H200, 8 servers of vLLM 0.27
 for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NIXL, blocks of 128 tokens. The router
@@ -15,18 +13,26 @@ prompts with 16,000 tokens in common, 1.3 times what the servers' KV pools hold,
 of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the 12,740
 blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
 (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
-it counts with 0.4 (`cpu_aware`). Results go to experiments/results/measured_pd*.json.
+it counts with 0.4 (`cpu_aware`).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
-from experiments.measured_fleet import Prompts, arguments, store
+from experiments.board.point import FLEET, Found, Point
+from experiments.measured_fleet import Prompts
 from harness import run
+from harness.config.pools import pools_of
+from harness.engines.resolving.known_error import run_class
+from harness.engines.resolving.system import resolve
+from harness.studies.outcome import Run
+
+_LINK = "https://github.com/llm-d/llm-d/tree/3cfabd6a/guides/pd-disaggregation/benchmark-results"
 
 SYSTEM = (
     "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128", "max_num_seqs=1024",
@@ -41,25 +47,33 @@ STAGE, PAUSE = 60.0, 60.0  # s
 RANDOM = {"num_prompt_tokens": 5000, "num_output_tokens": 250}
 
 
-def random(seed: int, overrides: list[str]) -> dict[str, float]:
-    """The measures of `random`, simulated."""
-    rng = np.random.default_rng(seed)
+def random(data: Path, every: int = 1) -> Found:
+    """The point of `random`."""
+    rng = np.random.default_rng(0)
     arrivals = np.cumsum(rng.exponential(1 / 45, 5400))
-    requests = run(*SYSTEM, *overrides, trace=pd.DataFrame({"arrival_time": arrivals, **RANDOM})).requests
-    latency, ttft = requests["e2el"], requests["ttft"]
-    return {
-        "requests_per_s": len(requests) / (requests["finish_time"].max() - arrivals[0]),
-        "mean_latency_s": latency.mean(),
-        "p95_latency_s": latency.quantile(0.95),
-        "p99_latency_s": latency.quantile(0.99),
-        "mean_ttft_s": ttft.mean(),
-        "p95_ttft_s": ttft.quantile(0.95),
+    found = run(*SYSTEM, trace=pd.DataFrame({"arrival_time": arrivals, **RANDOM}))
+    requests = found.requests
+    rows = pd.read_csv(data / "pd_gpt_oss_120b_h200_random.csv")
+    row: dict[Any, Any] = rows[rows["arm"] == "nixl"].to_dict("records")[0]
+    took = requests["finish_time"].max() - arrivals[0]
+    predicted = {
+        "throughput": RANDOM["num_output_tokens"] * len(requests) / took,
+        "e2el": 1e3 * requests["e2el"].mean(),
+        "ttft": 1e3 * requests["ttft"].mean(),
     }
+    measured = {
+        "throughput": RANDOM["num_output_tokens"] * row["requests_per_s"],
+        "e2el": 1e3 * row["mean_latency_s"],
+        "ttft": 1e3 * row["mean_ttft_s"],
+    }
+    return Found([_point(found, "random", RANDOM["num_prompt_tokens"], "mean", measured, predicted)], {})
 
 
-def eviction(rates: list[float], arm: str, seed: int, overrides: list[str]) -> tuple[pd.DataFrame, dict[str, float]]:
-    """Of each stage requests/s and the 90th percentile of the latency; and the means of all."""
-    rng = np.random.default_rng(seed)
+def eviction(data: Path, arm: str, every: int = 1) -> Found:
+    """A point for each stage of an arm of `eviction`; all of them are one simulation, whatever `every` says."""
+    measured = pd.read_csv(data / "pd_gpt_oss_120b_h200_eviction.csv")
+    rates = measured["target_rate"].tolist()
+    rng = np.random.default_rng(0)
     counts = [round(rate * STAGE) for rate in rates]
     stage_of = np.repeat(np.arange(len(rates)), counts)
     starts = np.arange(len(rates)) * (STAGE + PAUSE)
@@ -70,44 +84,26 @@ def eviction(rates: list[float], arm: str, seed: int, overrides: list[str]) -> t
     frame = pd.DataFrame({"arrival_time": np.concatenate(times)})
     frame["num_prompt_tokens"], frame["num_output_tokens"] = PROMPTS.prefix + PROMPTS.question, PROMPTS.output
     frame["hash_ids"] = [PROMPTS.identities(int(prompt)) for prompt in order]
-    settings = [*SYSTEM, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", *overrides]
-    requests = run(*settings, trace=frame).requests
-    stages = requests.groupby(stage_of)
+    found = run(*SYSTEM, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", trace=frame)
+    stages = found.requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
-    found = pd.DataFrame({"requests_per_s": stages.size() / took, "p90_latency_s": stages["e2el"].quantile(0.9)})
-    means = {"mean_ttft_s": requests["ttft"].mean(), "mean_latency_s": requests["e2el"].mean()}
-    return found, {name: float(value) for name, value in means.items()}
-
-
-def show(measured: pd.DataFrame, found: dict[str, pd.DataFrame]) -> Table:
-    titles = [f"{arm}, {text}" for arm in found for text in ("requests/s", "p90 latency, s")]
-    table = Table("target", *titles, box=None, title="eviction: simulated (measured)")
+    throughput, p90 = PROMPTS.output * stages.size() / took, 1e3 * stages["e2el"].quantile(0.9)
+    of_arm = []
     for stage, row in enumerate(measured.to_dict("records")):
-        cells = [
-            f"{found[arm][name][stage]:.2f} ({row[f'{arm}_{name}']:.2f})"
-            for arm in found
-            for name in ("requests_per_s", "p90_latency_s")
-        ]
-        table.add_row(f"{row['target_rate']}", *cells)
-    return table
+        told = {"throughput": PROMPTS.output * row[f"{arm}_requests_per_s"], "e2el": 1e3 * row[f"{arm}_p90_latency_s"]}
+        predicted = {"throughput": float(throughput[stage]), "e2el": float(p90[stage])}
+        name = f"eviction:{arm}:{row['target_rate']:g}/s"
+        of_arm.append(_point(found, name, PROMPTS.prefix + PROMPTS.question, "p90", told, predicted))
+    return Found(of_arm, {})
 
 
-def main() -> None:
-    args = arguments(__doc__)
-    console = Console(width=180)
-    drawn = random(args.seed, args.overrides)
-    rows = pd.read_csv(args.data / "pd_gpt_oss_120b_h200_random.csv").set_index("arm").loc["nixl"]
-    for name, value in drawn.items():
-        console.print(f"random: {name} {value:.3f}, measured {rows[name]:.3f} ({value / rows[name] - 1:+.1%})")
-    measured = pd.read_csv(args.data / "pd_gpt_oss_120b_h200_eviction.csv")
-    rates = measured["target_rate"].tolist()
-    both = {arm: eviction(rates, arm, args.seed, args.overrides) for arm in ARMS}
-    console.print(show(measured, {arm: stages for arm, (stages, _) in both.items()}))
-    for arm, (_, means) in both.items():
-        console.print(f"eviction, {arm}: " + ", ".join(f"{name} {value:.3f}" for name, value in means.items()))
-    arms = {arm: {**stages.round(4).to_dict("list"), **means} for arm, (stages, means) in both.items()}
-    store("measured_pd", args.overrides, {"random": drawn, "rates": rates, "eviction": arms})
-
-
-if __name__ == "__main__":
-    main()
+def _point(
+    found: Run, name: str, prompt: int, statistic: str, measured: dict[str, float], predicted: dict[str, float]
+) -> Point:
+    _, first = next(iter(pools_of(found.config)))
+    return Point(
+        id=f"pd_gpt_oss_120b:{name}", source="llm-d", link=_LINK, engine="vLLM", version="0.27.1",
+        kind=run_class(resolve(first), FLEET), num_gpus=found.config.num_gpus, clients=None, prompt=prompt,
+        output=PROMPTS.output, assumed="rate and latency of the network; defaults of vLLM", statistic=statistic,
+        measured=measured, predicted=predicted,
+    )  # fmt: skip

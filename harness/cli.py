@@ -1,48 +1,21 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
-import importlib.util
-import json
 import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
-
-from engine.documents import user_path
 from harness import interrupts
-from harness.config import RunConfig, parse, to_yaml
-from harness.config.command_lines import vllm_import
+from harness.config.command_lines.vllm_line import KEY
 from harness.config.composing import help_text
 from harness.config.composing.conf_tree import CONF
-from harness.config.composing.overrides import explain_refusal, is_refusal
-from harness.engines.availability import check_engine
-from harness.errors import ConfigError, TwinServeError
-from harness.results.stored.files import (
-    CALIBRATION,
-    CAPACITY,
-    ERRORS,
-    INPUTS,
-    REPORT,
-    SUMMARY,
-    VALIDATED,
-    VALIDATION,
-    write_whole,
-)
-from harness.results.stored.inputs import input_digests
-from harness.results.stored.perfetto import TRACE
+from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.streams import tolerant
-from harness.studies.sweeps import sweep
-from harness.studies.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 # The flags of Hydra 1.3, without and with a value. --experimental-rerun is refused: it unpickles a file of a folder of
@@ -63,7 +36,17 @@ def main() -> int:
     if not _VERBOSE.intersection(sys.argv):
         logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
     with tolerant():
-        return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
+        return launch(_run_with_hydra)
+
+
+def _run_with_hydra() -> None:
+    with interrupts.held():  # imported late, so that --help is fast
+        import hydra
+
+        from harness.config.composing.composer import compose_once
+        from harness.jobs import run_job
+    compose_once()
+    hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job)()
 
 
 def launch(main: Callable[[], None]) -> int:
@@ -75,7 +58,7 @@ def launch(main: Callable[[], None]) -> int:
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
     try:
-        with sweep.UNTIL_THE_END:
+        with interrupts.UNTIL_THE_END:
             return _run(main, show_traceback=before == "1")
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before
@@ -105,7 +88,7 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     except Exception as caught:
         if interrupts.was_raised():  # code that cleans up after it, such as Hydra's, may raise something else
             return _end_interrupted()
-        if not isinstance(caught, TwinServeError | OSError) and not is_refusal(caught):
+        if not isinstance(caught, TwinServeError | OSError) and not _overrides().is_refusal(caught):
             raise
         error = caught
     if show_traceback:
@@ -123,110 +106,22 @@ def _check_working_directory() -> None:
 
 def _end_interrupted() -> int:
     with interrupts.noted():
-        sweep.report_interrupted()
+        if (sweep := sys.modules.get("harness.studies.sweeps.sweep")) is not None:
+            sweep.report_interrupted()
     print("interrupted", file=sys.stderr)
     return interrupts.INTERRUPTED
 
 
-def run_job(cfg: DictConfig) -> None:
-    """Runs one composed job in its output folder; in a sweep, without letting its failure stop the other jobs.
-
-    Raises:
-        SystemExit: the user's error is its cause. Hydra lets it through, where it would print a line of its own and a
-            list of overrides for any other exception.
-    """
-    if interrupts.was_raised():  # and lost on the way here
-        raise KeyboardInterrupt
-    settings = HydraConfig.get()
-    folder = Path(settings.runtime.output_dir)
-    if settings.mode == RunMode.MULTIRUN:
-        sweep.run_job(cfg, folder, execute)
-        return
-    try:
-        config = parse(cfg)
-        execute(config, folder)
-        if config.plots and config.task != "report":
-            write_report_page(folder, folder)
-    except (TwinServeError, OSError) as error:
-        raise SystemExit(USER_ERROR) from error
-
-
-def execute(config: RunConfig, folder: Path) -> None:
-    """Runs `config.task` and leaves the resolved configuration and the results in `folder`.
-
-    Raises:
-        TwinServeError: the configuration, the trace or an input folder cannot be used, or memory does not suffice.
-        OSError: the output cannot be written.
-    """
-    try:
-        _execute(config, folder)
-    except MemoryError as error:
-        text = f"out of memory, no result was written{': ' if str(error) else ''}{error}"
-        raise TwinServeError(f"task={config.task}: {text}") from error
-
-
-def _execute(config: RunConfig, folder: Path) -> None:
-    check_engine(config.engine.kind)
-    _check_output(config, folder)
-    if config.task == "report":
-        sweep.report(config.results, folder, config.plot, config.report.baseline)
-        return
-    if config.task == "plot":
-        importlib.import_module("harness.studies.comparison.drawing").draw(config, folder)
-        return
-    inputs = json.dumps(input_digests(config), indent=2)
-    write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
-    write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
-    with interrupts.held():
-        task = _task(config)
-    task(config, folder)
-
-
-def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
-    """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
-    path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, TRACE, CAPACITY, REPORT):
-        (folder / stale).unlink(missing_ok=True)
-
-
-def _check_output(config: RunConfig, folder: Path) -> None:
-    """Refuses an output folder that the task reads."""
-    settings = config.validation
-    measured = [settings.measured, *settings.repeats]
-    for name in (name.partition(":")[2] for name in measured if name):
-        if user_path(name).resolve() == folder.resolve():
-            raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
-
-
-def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
-    """The function of the task; imported late, so that --help and errors are fast."""
-    if config.task == "import":
-        return importlib.import_module("harness.studies.profile_import").import_profile
-    if config.task == "profile":
-        return importlib.import_module("harness.studies.machine_profiling").profile
-    if config.task == "validate":
-        return importlib.import_module("harness.validation.validate").validate
-    if config.task == "calibrate":
-        return importlib.import_module("harness.calibration.calibrate").calibrate
-    if config.task == "capacity":
-        is_job = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-        given = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-        find = importlib.import_module("harness.terminal").capacity
-        return partial(find, given=given, confirms=not is_job)  # the end of a sweep confirms the best only
-    if config.task == "search":
-        if importlib.util.find_spec("optuna") is None:
-            raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
-        return importlib.import_module("harness.studies.search.explore").explore
-    if config.task == "serve":
-        return importlib.import_module("harness.terminal").serve
-    return importlib.import_module("harness.terminal").run
-
-
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
-    if isinstance(error, TwinServeError | OSError) and not isinstance(error, HydraException):
+    if isinstance(error, TwinServeError):
         return " ".join((str(error) or str(error.__cause__)).split())
-    return explain_refusal(error, [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")])
+    given = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
+    return str(_overrides().explain_refusal(error, given))
+
+
+def _overrides() -> ModuleType:
+    return importlib.import_module("harness.config.composing.overrides")  # late, as it brings Hydra
 
 
 def _flags() -> Namespace:
@@ -270,10 +165,15 @@ def _print_help(flags: Namespace) -> None:
 
 def _import_vllm(flags: Namespace) -> None:
     """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
+    if not any(text.startswith(f"{KEY}=") for text in sys.argv[1:]):
+        return
+    vllm_import = importlib.import_module(
+        "harness.config.command_lines.vllm_import"
+    )  # late, as most runs do without it
     folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]
     sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
     for note in notes:
-        print(f"{vllm_import.KEY}: {note}", file=sys.stderr)
+        print(f"{KEY}: {note}", file=sys.stderr)
 
 
 def _take_recorded() -> None:

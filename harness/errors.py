@@ -2,6 +2,7 @@
 
 from typing import Any
 
+USER_ERROR = 2  # exit code
 _LONGEST = 2000  # characters
 
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -26,6 +26,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130  # exit code, as of a process that SIGINT ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+UNTIL_THE_END = ExitStack()  # what callbacks of Hydra open; they go to worker processes as copies and so cannot hold it
 _PATIENCE = 3  # the signal with this number ends the process
 _POLL_S = 0.1
 _raised: list[int] = []

@@ -4,6 +4,10 @@
     memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the
                               CUDA graphs is set apart since 0.20 (pull request 30515; logs of 0.20.0 say so)
     share of the memory       --gpu-memory-utilization is 0.92 by default since 0.20, to make up for it
+    tokens of a step          16,384 by default on devices of 160 GiB and more since 0.28 (8,192 on those of 70 GiB)
+    free blocks               those without a hash are taken first since 0.23
+    priorities                who gives way itself no longer ends the step for those after it since 0.33
+    thresholds                --long-prefill-token-threshold leaves alone who is alone since 0.31
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
@@ -29,7 +33,7 @@ parsed anew for each, which pull request 20065 had found and mended in another p
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from simulator.front_end import FrontEndTimes
 
@@ -42,6 +46,22 @@ class VllmVersion(NamedTuple):
     memory_account: str
     kernels: tuple[str, ...]
     gpu_memory_utilization: float = 0.9
+    eviction: Literal["lru", "unhashed_first"] = "lru"
+    tokens_of_160_gib: int = 8192
+    cuts_alone: bool = True
+    ends_with_giving_way: bool = True
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """Of the policy admission_order."""
+        return {"cuts_alone": self.cuts_alone, "ends_with_giving_way": self.ends_with_giving_way}
+
+    def batch_defaults(self, memory_bytes: int, device: str) -> tuple[int, int]:
+        """`--max-num-seqs` and `--max-num-batched-tokens` of a server that is given neither, by the device's memory and
+        name (`EngineArgs.get_batch_defaults`)."""
+        if memory_bytes < 70 * 2**30 or "a100" in device.lower():
+            return 256, 2048
+        return 1024, self.tokens_of_160_gib if memory_bytes >= 160 * 2**30 else 8192
 
 
 _ACCOUNT = "vllm_0.9"
@@ -54,6 +74,10 @@ _VERSIONS = (
     VllmVersion((0, 17), True, "vllm_0.17", ("cutlass_fp4",)),
     VllmVersion((0, 20), True, "vllm", ("cutlass_fp4",), 0.92),
     VllmVersion((0, 22), True, "vllm", (), 0.92),
+    VllmVersion((0, 23), True, "vllm", (), 0.92, "unhashed_first"),
+    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384),
+    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False),
+    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)

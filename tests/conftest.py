@@ -36,7 +36,8 @@ def _compose_once(instance: GlobalHydra, hydra: Any) -> None:
     elements = hydra.config_loader.get_search_path().get_path()
     folders = [element.path for element in elements if element.provider not in ("hydra", "schema")]
     is_ours = [Path(str(folder).removeprefix("file://")).resolve() for folder in folders] == [CONF]
-    hydra.config_loader = Composer(hydra.config_loader, _merged if is_ours else None)
+    loader = hydra.config_loader._loader if isinstance(hydra.config_loader, Composer) else hydra.config_loader
+    hydra.config_loader = Composer(loader, _merged if is_ours else None)
     _initialize(instance, hydra)
 
 

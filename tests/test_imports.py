@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 import sys
 from collections import defaultdict
 from functools import cache
@@ -19,7 +20,7 @@ CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
     "errors", "interrupts", "streams", "config", "workload", "results", "measured", "figures", "record", "engines",
-    "studies", "validation", "calibration", "api", "terminal", "cli", "command",
+    "studies", "validation", "calibration", "api", "terminal", "jobs", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "engines" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 
@@ -100,3 +101,10 @@ def test_rooms_of_the_harness_import_downwards() -> None:
             above = {other for other in imports_of(path) if other.startswith("harness.")}
             above = {other for other in above if HARNESS.index(other.split(".")[1]) > room}
             assert not above, f"{name} imports {sorted(above)}"
+
+
+def test_help_imports_no_heavy_library() -> None:
+    heavy = ("hydra", "omegaconf", "pandas", "pyarrow", "matplotlib", "scipy", "bokeh", "rich", "torch")
+    code = f"import sys; from harness import cli; sys.argv[1:] = ['--help']; assert cli.main() == 0; found = {heavy}"
+    code += "; assert not [name for name in found if name in sys.modules]"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -13,6 +13,7 @@ from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.radix import RadixManager
 from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended, make_outcome
 from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
@@ -61,7 +62,7 @@ class Scheduler:
         self.plans_ahead = plans_ahead
         self.num_lanes = num_lanes
         self.max_num_seqs = limits.max_num_seqs
-        longest = blocks.num_blocks * blocks.block_size
+        longest = blocks.longest_sequence
         longest = longest if limits.cuts_prompts else min(longest, limits.max_num_batched_tokens)
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
@@ -201,6 +202,8 @@ class Scheduler:
         flight = running.flights[-1]
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
         growth = plan.growth + running.decodes.run(num_steps, self.blocks)
+        if isinstance(self.blocks, RadixManager) and (not growth or growth[-1].ahead < num_steps - 1):
+            self.blocks.pass_steps()
         flight.plan = extended(plan, num_steps, growth)
         return flight.plan
 

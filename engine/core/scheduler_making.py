@@ -10,6 +10,7 @@ from engine.core.decodes.interface import MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import Contiguous, ContiguousManager
+from engine.core.kv.radix import RadixManager
 from engine.core.kv.tier import HOST, Tier
 from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
@@ -46,12 +47,14 @@ def make_scheduler(
         ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
             `contiguous` goes with none of `options`.
     """
+    if options.eviction == "radix" and max_num_batched_tokens < block_size:
+        raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens}: must be >= block_size={block_size}")
     if options.preemption in ("swap", "auto") and not num_host_blocks:
         raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
     if options.preemption == "auto" and options.recompute_token_us is None:
         raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
     blocks = _make_blocks(
-        options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous, cached_size
+        options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous, cached_size, num_lanes
     )
     watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(
@@ -91,6 +94,7 @@ def _make_blocks(
     max_model_len: int | None,
     contiguous: Contiguous | None,
     cached_size: float,
+    num_lanes: int,
 ) -> BlockManager:
     num_blocks -= options.reserved_blocks
     if contiguous is not None:
@@ -99,6 +103,10 @@ def _make_blocks(
         if num_host_blocks:
             raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
         return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
+    if options.eviction == "radix":
+        if offload is not None or num_lanes > 1:
+            raise ValueError("eviction=radix: goes with neither tiers behind the device nor a pipeline")
+        return RadixManager(num_blocks, block_size, enable_prefix_caching=options.enable_prefix_caching)
     host = Tier(HOST, num_host_blocks) if num_host_blocks else None
     cached_tiers = None
     if offload is not None:

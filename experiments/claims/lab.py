@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments import composed
-from harness.cli import execute
+from harness.jobs import execute
 from harness.results.stored.files import read_results
 
 H100 = ("model=qwen3-8b", "device=h100-80gb", "max_num_seqs=256")

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from experiments.fidelity.lab import Lab, print_errors
-from experiments.published_runs import vllm_folder, vllm_settings
-
-
-def published_errors(path: Path) -> dict[str, float]:
-    """The error table of another simulator: lines such as `TTFT Mean  7097.2  6815.7  -4.0%`."""
-    names = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
-    rows = re.findall(r"^(\w+) (\w+)\s+[\d.]+\s+[\d.]+\s+([+-][\d.]+)%", path.read_text(), re.MULTILINE)
-    return {f"{names[metric]} {statistic.lower()}": float(error) for metric, statistic, error in rows}
+from experiments.published_runs import published_errors, vllm_folder, vllm_settings
 
 
 def vllm(lab: Lab, data: Path) -> None:

@@ -1,1 +1,1 @@
-"""How far off are simulations priced by NVIDIA's operator times, on public measurements?"""
+"""Rows of InferenceX and of NVIDIA: points of the board, and what was fitted to some of them."""

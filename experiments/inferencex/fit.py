@@ -1,5 +1,7 @@
 """Fits the constants in simulator/importers/aiconfigurator/rules.py to public measurements.
 
+    python -m experiments.inferencex.fit <silicon_sample.csv>
+
 `SUSTAINED`, `step_us` and `eager_layer_us` are fitted on Llama-3.1-70B FP8 on H100 alone, by a grid: the mean squared
 log error of TPOT, and a fifth of that of TTFT, which hangs on how a client starts. The two times of servers without
 asynchronous scheduling are fitted on Qwen3-32B on two H100, by least squares and not below 0: what TPOT lacks, relative
@@ -9,11 +11,17 @@ be scored.
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
+from experiments import ROOT
 from experiments.inferencex.simulation import CaseRows
+from harness.measured.public_servers import SERVERS
 from simulator.importers.aiconfigurator.rules import HOST, Host
 
 _TTFT_WEIGHT = 0.2
@@ -53,3 +61,9 @@ def with_synchronous(host: Host, table: pd.DataFrame) -> Host:
     parts = np.stack([np.ones(len(table)), clients], axis=1)
     (step, sequence), _ = nnls(parts / measured[:, None], lacking / measured)
     return host._replace(synchronous_step_us=float(step), synchronous_sequence_us=float(sequence))
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    fitted_on = SERVERS[0], next(server for server in SERVERS if server.name == "Qwen3-32B")
+    print(fit(*(CaseRows(server, Path(sys.argv[1])) for server in fitted_on)))

@@ -3,7 +3,7 @@ of the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,21 @@ class CaseRows:
 
     Args:
         data: silicon_sample.csv.
+        backend: the engine of the rows, as the file names it.
+        overrides: more settings.
     """
 
-    def __init__(self, case: PublicServer, data: Path) -> None:
-        self.case = case
-        asked = ("task=validate", f"validation.measured=inferencex:{data}", "plots=false")
+    def __init__(self, case: PublicServer, data: Path, backend: str = "vllm", overrides: Sequence[str] = ()) -> None:
+        asked = ("task=validate", f"validation.measured=inferencex:{data}", "plots=false", *overrides)
         self.config = composed(*asked, *(f"{key}={value}" for key, value in case.settings().items()))
         system = self.config.device.aiconfigurator_system
         assert system is not None
         select = {
-            "model_path": case.model_path, "system": system, "precision": case.precision, "backend": "vllm",
+            "model_path": case.model_path, "system": system, "precision": case.precision, "backend": backend,
+            **({"backend_version": case.row_version} if case.row_version else {}),
         }  # fmt: skip
         self.rows: Rows = read_rows(data, select)
-        self._systems = [system_of(self.config, row) for row in self.each()]
+        self._systems: dict[int, System] = {}
 
     def simulate(
         self, host: Host | None = None, only: list[int] | None = None, sustained: float = SUSTAINED
@@ -47,14 +49,20 @@ class CaseRows:
         Args:
             host, sustained: constants of the rules in place of those of the profiles.
         """
-        places = range(len(self._systems)) if only is None else only
+        places = range(len(self.rows.table)) if only is None else only
         chosen = self.rows.table.iloc[list(places)].reset_index(drop=True)
         simulated: list[dict[str, Any]] = []
         for place, row in zip(places, chosen.itertuples(index=False), strict=True):
-            system = self._systems[place]
+            system = self.system(place)
             system = system if host is None else _with_constants(system, host, sustained)
             simulated.append(simulate_row(system, row, self.config.validation, self.config.seed))
         return with_errors(chosen, simulated)
+
+    def system(self, place: int) -> System:
+        """The system of the row at a place; raises ConfigError where it cannot be simulated."""
+        if place not in self._systems:
+            self._systems[place] = system_of(self.config, self.rows.table.iloc[place])
+        return self._systems[place]
 
     def each(self) -> Iterator[Any]:
         return self.rows.table.itertuples(index=False)

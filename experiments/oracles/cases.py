@@ -145,10 +145,11 @@ def make_case(name: str, seed: int) -> Case:
         num_speculative_tokens=num_drafts,
         **group.options,
     )
-    return Case(options, _requests(group, random, max_model_len, is_starved))
+    return Case(options, make_requests(group, random, max_model_len, is_starved))
 
 
-def _requests(group: Group, random: Random, max_model_len: int, is_starved: bool) -> list[Request]:
+def make_requests(group: Group, random: Random, max_model_len: int, is_starved: bool) -> list[Request]:
+    """Requests that share prefixes and go on after each other, some of them longer than `max_model_len`."""
     prefixes = [_tokens(random, random.randint(1, max_model_len)) for _ in range(random.randint(1, 4))]
     longest_prompt = max_model_len // random.choice([4, 8]) if is_starved else max_model_len - 1
     longest_output = random.choice([max_model_len // 2, max_model_len] if is_starved else [3, 12, max_model_len])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -50,6 +52,19 @@ def difference_from_ours(expected: Sequence[Step], case: Case, options: Schedule
         if difference:
             return f"{'with horizons, ' if horizons else ''}{difference}"
     return None
+
+
+def cases_parser(doc: str | None, engine: str, groups: Iterable[str], num_cases: int) -> argparse.ArgumentParser:
+    """The arguments of an oracle: the unpacked wheel of `engine`, and which of the cases that have numbers it runs."""
+    groups = list(groups)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        f"--{engine}", type=Path, required=True, help=f"folder with the directory `{engine}` of the wheel"
+    )
+    parser.add_argument("--cases", type=int, default=num_cases, help="cases of each kind")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
+    parser.add_argument("--only", choices=groups, nargs="*", default=groups, help="kinds of cases")
+    return parser
 
 
 def report(title: str, tallies: Sequence[Tally]) -> bool:

@@ -20,7 +20,9 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
+from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.steps import Step
+from simulator.vllm_versions import vllm_version
 
 
 def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
@@ -32,8 +34,8 @@ def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
         enable_prefix_caching=options.enable_prefix_caching,
         allocation="chunk",
         admission="full_prompt" if options.scheduler_reserve_full_isl else "first_chunk",
-        eviction="lru" if version == "0.19" else "unhashed_first",
-        options={name: version == "0.19" for name in ("cuts_alone", "ends_with_giving_way")},
+        eviction=vllm_version(version).eviction,
+        options=vllm_version(version).options,
         victim="least_urgent" if has_priorities else "last",
         full_hit="recompute_block",
         queue="priority" if has_priorities else "fcfs",
@@ -56,6 +58,22 @@ def as_nano_vllm(options: Options) -> SchedulerOptions:
     )
 
 
+def as_sglang(options: SglangOptions) -> SchedulerOptions:
+    """The options with which the core decides as SGLang does."""
+    own = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
+    return SchedulerOptions(
+        policy="sglang",
+        options={name: getattr(options, name) for name in own},
+        watermark=0.0,
+        enable_prefix_caching=options.enable_prefix_caching,
+        allocation="chunk",
+        eviction="radix",
+        queue="fcfs",
+        enable_chunked_prefill=options.chunked_prefill_size is not None,
+        async_scheduling=options.async_scheduling,
+    )
+
+
 @dataclass
 class _Flight:
     """A plan that is not committed.
@@ -63,12 +81,14 @@ class _Flight:
     Attributes:
         decodes: its decoding sequences.
         last_step: the record of its last step.
+        end: number of the step after that.
         num_generated: tokens that its decodes have been given.
     """
 
     plan: StepPlan
     decodes: list[Sequence]
     last_step: Step
+    end: int
     num_generated: int = 0
 
 
@@ -110,7 +130,7 @@ class OurEngine:
                 request.request_id,
                 len(request.prompt),
                 len(request.outputs),
-                arrival_time=request.request_id,
+                arrival_time=request.arrival,
                 token_ids=list(request.prompt),
                 priority=request.priority,
             )
@@ -148,7 +168,7 @@ class OurEngine:
             self.steps.append(self._step(plan, decodes, ahead))
         if num_steps > 1:
             plan = self._scheduler.extend(plan, num_steps)
-        return _Flight(plan, decodes, self.steps[-1])
+        return _Flight(plan, decodes, self.steps[-1], len(self.steps))
 
     def _commit(self, flight: _Flight) -> None:
         self._reveal(flight)
@@ -156,7 +176,7 @@ class OurEngine:
         stopped = self._generate(flight, 1)
         self._over |= {sequence.request_id for sequence in stopped}
         verified = Verified(0, gains) if gains and self._case.options.num_speculative_tokens else None
-        outcome = self._scheduler.commit(flight.plan, len(self.steps), stopped, None if self._horizons else verified)
+        outcome = self._scheduler.commit(flight.plan, flight.end, stopped, None if self._horizons else verified)
         flight.last_step.finished = {request.request_id for request in outcome.finished}
         self._finished |= flight.last_step.finished
 

@@ -96,6 +96,7 @@ class SelectiveFinder(MetaPathFinder, Loader):
             if text.count(wrong) != 1:
                 raise ImportError(f"{path} is of another version: not once in it is {wrong!r}")
             text = text.replace(wrong, right)
+        module.__file__ = str(path)
         exec(compile(text, str(path), "exec"), module.__dict__)
 
     def _is_real(self, name: str) -> bool:

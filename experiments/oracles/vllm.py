@@ -12,7 +12,6 @@ how many cases they change.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # instead of this file's folder, where `vllm` would be this file
 
 from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
-from experiments.oracles.comparison import Tally, difference_from_ours, report  # noqa: E402
+from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.ours import as_vllm  # noqa: E402
 from experiments.oracles.steps import Step, run  # noqa: E402
 from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
@@ -47,12 +46,7 @@ def _run_vllm(vllm: SimpleNamespace, case: Case, *, is_corrected: bool) -> list[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", type=Path, required=True, help="folder with the directory `vllm` of the wheel")
-    parser.add_argument("--cases", type=int, default=100, help="cases of each kind")
-    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
-    parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS), help="kinds of cases")
-    args = parser.parse_args(arguments)
+    args = cases_parser(__doc__, "vllm", GROUPS, 100).parse_args(arguments)
     corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
     numbers = range(args.first, args.first + args.cases)
     tallies = [compare(name, numbers, corrected, original) for name in args.only]

@@ -1,6 +1,5 @@
 """The checked configuration of a run. `parse` turns a composed Hydra configuration into a RunConfig."""
 
-from harness.config.composing import option_sets as option_sets  # registers the option sets with Hydra
 from harness.config.parse import load, parse, to_yaml, validated
 from harness.config.run import RunConfig
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator

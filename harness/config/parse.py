@@ -1,10 +1,10 @@
 """Turns a composed Hydra configuration into a checked RunConfig, or into one line that says what is wrong."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from pydantic import ValidationError
 
 from engine.documents import DocumentError, read_yaml, yaml_text
@@ -14,7 +14,9 @@ from harness.config.pools import pools_of
 from harness.config.run import RunConfig
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
-from simulator.vllm_versions import vllm_version
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 _TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search")
 
@@ -25,6 +27,9 @@ def parse(cfg: DictConfig) -> RunConfig:
     Raises:
         ConfigError: one line naming the first wrong key, its value and what is allowed, and how many more are wrong.
     """
+    from omegaconf import OmegaConf  # imported late, as stored configurations and --help do without it
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -35,18 +40,6 @@ def parse(cfg: DictConfig) -> RunConfig:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})
     return validated(values)
-
-
-def _of_version(name: str, _root_: DictConfig) -> Any:
-    """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused."""
-    configured = OmegaConf.select(_root_, "engine.vllm_version")
-    try:
-        return getattr(vllm_version(None if configured is None else str(configured)), name)
-    except ValueError:
-        return getattr(vllm_version(None), name)
-
-
-OmegaConf.register_new_resolver("vllm_version", _of_version, replace=True)
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -131,6 +131,17 @@ class RunConfig(ConfigModel):
         """The format of the KV cache: as asked for, or else that of the model."""
         return self.model.kv_cache_dtype if self.engine.kv_cache_dtype == "auto" else self.engine.kv_cache_dtype
 
+    @field_validator("frontend", mode="after")
+    @classmethod
+    def _check_front_end(cls, value: FrontEndConfig, info: ValidationInfo) -> FrontEndConfig:
+        """That of the simulation only: clients of the real engine in this process call it directly."""
+        kind = getattr(info.data.get("engine"), "kind", "sim")
+        if kind == "sim":
+            return value
+        if value != FrontEndConfig(kind=value.kind):
+            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with engine={kind}")
+        return FrontEndConfig()
+
     @field_validator("block_size", mode="before")
     @classmethod
     def _choose_block_size(cls, value: object, info: ValidationInfo) -> object:
@@ -217,6 +228,26 @@ class RunConfig(ConfigModel):
                 f"allocator.reserve={self.allocator.reserve}: engine={self.engine.kind} does not know what a request "
                 "will generate; use engine=sim, allocator=contiguous_requested or allocator=contiguous_max"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_radix_tree(self) -> Self:
+        if self.scheduler.eviction != "radix":
+            return self
+        wrong = {
+            f"scheduler.async_scheduling=true with engine={self.engine.kind}": isinstance(self.engine, RealEngineConfig)
+            and self.scheduler.async_scheduling,
+            f"speculation={self.speculation.kind}": self.speculation.kind != "none",
+            f"tiers.host.gib={self.tiers.host.gib:g}": self.tiers.host.gib > 0,
+            f"pipeline_parallel_size={self.pipeline_parallel_size}": self.pipeline_parallel_size > 1,
+            f"trace.n={self.trace.n}": self.trace.n > 1,
+            "fleet: prompts on servers of their own": self.is_apart,
+            f"block_size={self.block_size} above max_num_batched_tokens={self.max_num_batched_tokens}": self.block_size
+            > self.max_num_batched_tokens,
+        }
+        for name, is_so in wrong.items():
+            if is_so:
+                raise ValueError(f"{name}: not with scheduler=sglang")
         return self
 
     @model_validator(mode="after")

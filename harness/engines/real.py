@@ -108,7 +108,7 @@ class RealEngine:
         """Where the times of steps come from, in one line."""
         return "step times: measured"
 
-    def cost_model_text(self) -> str:
+    def cost_model_text(self, load: str) -> str:
         """No cost model prices the steps of a real engine."""
         return "measured"
 

@@ -99,9 +99,9 @@ class SimulatedEngine:
         """Where the times of steps come from."""
         return self._of_pools(lambda pool: pool.system.step_times_from())
 
-    def cost_model_text(self) -> str:
-        """The cost model and its known error on the device."""
-        return self._of_pools(lambda pool: cost_model_text(pool.system))
+    def cost_model_text(self, load: str) -> str:
+        """The cost model and its known error on the device, under such a load."""
+        return self._of_pools(lambda pool: cost_model_text(pool.system, load))
 
     def _of_pools(self, text: Callable[[ServerPool], str]) -> str:
         """What is said of each pool, once where it is the same of all."""

@@ -79,8 +79,8 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
     if "moe_tp_size" in table.columns:  # experts on more GPUs than attention: replicas of attention
         shares_tensors &= ~(pd.to_numeric(table["moe_tp_size"], errors="coerce") > numbers["tp_size"])
     reasons = {
-        "not numbers above 0": ~is_sound,
-        "prefill and decode on different GPUs": is_sound & ~is_alone,
+        "prefill and decode on different GPUs": ~is_alone,
+        "not numbers above 0": is_alone & ~is_sound,
         "pipeline, data or expert parallelism": is_sound & is_alone & ~shares_tensors,
     }
     used = numbers[is_sound & is_alone & shares_tensors]

@@ -1,7 +1,7 @@
 """The servers of the public measurements in silicon_sample.csv that can be simulated, and their clients.
 
 `task=validate validation.measured=inferencex:<csv>` takes from here what is not given (`with_server`), and so does
-`experiments.inferencex`: what the page publishes is what a user gets.
+`experiments.board`: what the page publishes is what a user gets.
 
 Llama-3.1-70B and gpt-oss-120b were served by InferenceX (https://github.com/SemiAnalysisAI/InferenceX), with prefix
 cache off, at most 8,192 tokens a step, 0.9 of the memory, asynchronous scheduling, and as many seats as clients (512
@@ -10,6 +10,8 @@ on B200). The scripts are those of the days on which the rows were measured:
     Llama      29 October 2025, commit 9596d23d7: benchmarks/70b_*.sh, vLLM 0.10.2, nvidia/Llama-3.3-70B-Instruct-FP8
     gpt-oss    27 March 2026, commit cec542a9a: benchmarks/single_node/gptoss_fp4_h100.sh and _h200.sh, vLLM 0.18.0
                25 February 2026, commit d2c2acb19: gptoss_fp4_b200.sh, vLLM 0.15.1
+    MiniMax    March and April 2026, commit 13962fcfa: minimaxm2.5_fp8_h200.sh, _b200.sh, fp4_b200.sh, by version
+    Kimi       the same commit: kimik2.5_int4_h200.sh, int4_b200.sh and fp4_b200.sh
 
 Where a script and the measured times disagree, `why` says so. Llama ran with a whole decode step in one CUDA graph and
 fused norms on B200 only, where the script asks for both.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections import abc
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class PublicServer(NamedTuple):
@@ -34,6 +36,7 @@ class PublicServer(NamedTuple):
     Attributes:
         name: of the model and its weights, for tables.
         model_path, precision: of the rows; precision "nan" where the file leaves it empty.
+        row_version: backend_version of the rows; "" takes all.
         device, model: of conf/.
         quantization: format of the weights.
         vllm_version: of the server.
@@ -42,7 +45,8 @@ class PublicServer(NamedTuple):
         is_async: whether the server schedules asynchronously; None takes the default of its version.
         kernels: what the server ran, as in `cost.profile=auto+<kernels>`; "" takes the choice of its version.
         max_num_seqs: None takes the number of clients.
-        tokens_beyond_prompt: tokens of a step beyond the stated length of a prompt; None: 8,192 tokens a step.
+        tokens_beyond_prompt: as `validation.tokens_beyond_prompt`; None: 8,192 tokens a step.
+        gpu_memory_utilization: None takes the default of the version.
         max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
         length_ratio: shortest length that the client sends, as a share of the longest.
         has_front_end: whether clients reached vLLM's own API server, at its endpoint of completions.
@@ -61,11 +65,13 @@ class PublicServer(NamedTuple):
     is_async: bool | None = None
     kernels: str = ""
     max_num_seqs: int | None = None
-    tokens_beyond_prompt: int | None = None
+    tokens_beyond_prompt: int | Literal["prompt"] | None = None
     max_graph_tokens: int | None = None
     length_ratio: float = 0.8
     has_front_end: bool = True
     excluded: str = ""
+    row_version: str = ""
+    gpu_memory_utilization: float | None = None
 
     @property
     def key(self) -> str:
@@ -83,6 +89,7 @@ class PublicServer(NamedTuple):
             **({"frontend": "vllm", "frontend.endpoint": "completions"} if self.has_front_end else {}),
             **({} if self.is_async is None else {"scheduler.async_scheduling": str(self.is_async).lower()}),
             **({"cost.profile": f"auto+{self.kernels}"} if self.kernels else {}),
+            **_given("gpu_memory_utilization", self.gpu_memory_utilization),
             **_given("engine.max_graph_tokens", self.max_graph_tokens),
             **_given("validation.seats", self.max_num_seqs),
             **_given("validation.tokens_beyond_prompt", self.tokens_beyond_prompt),
@@ -90,15 +97,20 @@ class PublicServer(NamedTuple):
         }
 
 
-def _given(key: str, value: int | None) -> dict[str, str]:
+def _given(key: str, value: float | str | None) -> dict[str, str]:
     return {} if value is None else {key: str(value)}
 
 
 _PIECES = "piecewise_graphs+separate_norms+static_scales"  # of vLLM 0.10 with ModelOpt's FP8 checkpoints
+_MINIMAX, _KIMI = "MiniMaxAI/MiniMax-M2.5", "moonshotai/Kimi-K2.5"
 _L70, _QWEN, _OSS = "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b"
 _SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too, and asynchronous scheduling"
 _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
+_NIGHTLY = "nightly-5b8c30d62b754b57"  # of 25 March 2026, a week before 0.19.0
+_HOPPER = "script: 0.95 of the memory, defaults of vLLM; from 0.18 on with expert parallelism, which is not simulated"
+_BLACKWELL = "script: fp8 KV cache, two prompts a step, graphs up to 2,048 tokens"
+_TWO_PROMPTS: dict[str, Any] = {"kv_cache_dtype": "fp8", "tokens_beyond_prompt": "prompt", "max_graph_tokens": 2048}
 _NVIDIA = "likely aiconfigurator's generator and client"
 _NVIDIA_SETTINGS: dict[str, Any] = {"length_ratio": 1.0, "max_num_seqs": 512, "tokens_beyond_prompt": 2012}
 _NVIDIA_SETTINGS["has_front_end"] = False  # but Dynamo's
@@ -143,9 +155,45 @@ SERVERS = (
         "gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", "0.15.1", _W4A8, "fp8", kernels="mxfp4_mxfp8",
         max_num_seqs=512, max_graph_tokens=2048,
     ),
+    *(
+        PublicServer(
+            "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "h200", "minimax-m2.5", "fp8_block", version, _HOPPER,
+            row_version=version, gpu_memory_utilization=0.95,
+        )
+        for version in ("0.16.0", "0.18.0")
+    ),
+    *(
+        PublicServer(
+            f"MiniMax-M2.5 {precision.upper()}", _MINIMAX, precision, device, model, quantization, version, _BLACKWELL,
+            row_version=row_version, **_TWO_PROMPTS,
+        )
+        for precision, device, model, quantization, version, row_version in (
+            ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0", "0.17.0"),
+            ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.19.0", "0.19.0"),
+            ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", "0.19.0"),
+            ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", _NIGHTLY),
+            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "0.19.0"),
+            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", _NIGHTLY),
+            ("fp4", "b300", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "0.19.0"),
+        )
+    ),
+    *(
+        PublicServer(
+            "Kimi-K2.5 int4", _KIMI, "int4", device, "kimi-k2.5", "int4_32", version, "script: 0.95 of the memory",
+            gpu_memory_utilization=0.95,
+        )
+        for device, version in (("h200", "0.16.0"), ("b200", "0.15.1"))
+    ),
+    *(
+        PublicServer(
+            "Kimi-K2.5 FP4", _KIMI, "fp4", device, "kimi-k2.5-nvfp4", "nvfp4", version, _BLACKWELL,
+            row_version=version, **_TWO_PROMPTS,
+        )
+        for device, version in (("b200", "0.17.0"), ("b300", "0.17.0"), ("b300", "0.19.0"))
+    ),
 )  # fmt: skip
 
-_SELECT = re.compile(r"\+{0,2}validation\.select\.(model_path|precision)=(.*)")
+_SELECT = re.compile(r"\+{0,2}validation\.select\.(model_path|precision|backend_version)=(.*)")
 _DEFAULT_DEVICE = "h100-80gb"
 
 
@@ -158,6 +206,7 @@ def with_server(arguments: abc.Sequence[str], given: abc.Mapping[str, str]) -> t
         for server in SERVERS
         if server.model_path == selected.get("model_path")
         and server.precision == selected.get("precision", server.precision)
+        and server.row_version in ("", selected.get("backend_version", server.row_version))
         and server.device == given.get("device", server.device)
     ]
     if "device" not in given and len(found) > 1:

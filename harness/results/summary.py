@@ -132,6 +132,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         usage += f" · sharing saves {percent(summary['saved_block_share'])} of blocks"
     yield "KV cache", usage
     hits = f"{percent(summary['prefix_cache_hit_rate'])} of prompt tokens"
+    if summary.get("prompts_share") is False:
+        hits += ", as no prompts of this trace begin alike"
     for tier in ("host", "disk"):
         if summary[f"{tier}_hit_rate"]:
             hits += f" · {percent(summary[f'{tier}_hit_rate'])} from the {tier}"

@@ -19,6 +19,7 @@ from harness.config.huggingface_keys import ignored_notes
 from harness.config.pools import Pool, pools_of
 from harness.engines.host_memory import check_memory, kept_for_tables
 from harness.engines.resolving.fleet import resolve_fleet
+from harness.engines.resolving.known_error import load_of
 from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
@@ -72,8 +73,8 @@ class Engine(Protocol):
     def step_times_from(self) -> str:
         """One line on where the times of steps come from."""
 
-    def cost_model_text(self) -> str:
-        """The cost model and its known error, for the summary."""
+    def cost_model_text(self, load: str) -> str:
+        """The cost model and its known error under such a load, for the summary."""
 
     def notes(self) -> list[str]:
         """After the run: lines that a reader of the results must know, such as step times outside a profile."""
@@ -247,6 +248,7 @@ def collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
+        "prompts_share": trace.prompts_share,
         "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, smallest)),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
@@ -259,7 +261,7 @@ def collect(
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
-        "cost_model": engine.cost_model_text(),
+        "cost_model": engine.cost_model_text(load_of(config.arrival.kind)),
         "wall_time_s": wall_s,
         "run_time_s": engine.record.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),

@@ -80,8 +80,8 @@ def system_of(config: RunConfig, row: Any) -> System:
     """The system that a row measured: its GPUs, its seats, and the tokens of its steps."""
     client = config.validation
     seats, tokens = client.seats or int(row.concurrency), config.max_num_batched_tokens
-    if client.tokens_beyond_prompt is not None:
-        tokens = int(row.isl) + client.tokens_beyond_prompt
+    if (beyond := client.tokens_beyond_prompt) is not None:
+        tokens = int(row.isl) + (int(row.isl) if beyond == "prompt" else beyond)
     update = {
         "tensor_parallel_size": int(row.tensor_parallel_size),
         "max_num_seqs": seats,

@@ -57,6 +57,12 @@ class Trace:
         return bool(self.table["arrival_time"].notna().all())
 
     @property
+    def prompts_share(self) -> bool:
+        """Whether the trace says that prompts begin alike: those of a session, those with equal contents or samples."""
+        repeats = "session_id" in self.table and bool(self.table["session_id"].duplicated().any())
+        return repeats or bool({"hash_ids", "token_ids"} & {*self.table}) or bool((self.num_sequences > 1).any())
+
+    @property
     def num_sequences(self) -> npt.NDArray[np.int64]:
         """int64[requests]: sequences of each request."""
         if "n" in self.table:

@@ -7,7 +7,7 @@ many wait for products, which take longer than those of weights that need no wid
     time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
 
 `WIDENING` is fitted to two public runs of Qwen3-14B on an A100 (FP8 and AWQ, gpustack/gpustack,
-docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.ordinary_servers`).
+docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.board`).
 """
 
 from __future__ import annotations

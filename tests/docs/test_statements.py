@@ -51,11 +51,23 @@ def test_a_study_is_written_between_the_marks_of_the_page() -> None:
     assert capacity_study.replaced(written, capacity_study.section(found)) == written
 
 
-def test_errors_in_the_readme_are_those_of_the_page_on_fidelity() -> None:
-    readme = text_of("README.md").partition("## What is validated")[2].partition("\n## ")[0]
-    rows = [line for line in readme.splitlines() if line.startswith("|")]
-    fidelity = text_of("fidelity.md").splitlines()
-    assert len(rows) > 6 and all(row in fidelity for row in rows)
+def test_errors_in_the_readme_and_on_the_page_are_those_of_the_board() -> None:
+    table = pd.read_csv(ROOT / "experiments" / "results" / "board" / "points.csv")
+    counted = table[table["excluded"].isna() & (table["engine"] == "vLLM") & (table["load"] != "fleet")]
+    kernels = counted[counted["cost"] == "kernels"]
+    parts = {  # rows of the README and of the page
+        ("| vLLM by measured kernels", "| **all of vLLM by kernels**"): kernels,
+        ("| of them dense", "| dense models"): kernels[kernels["kind"] == "dense"],
+        ("| with experts", "| models with experts"): kernels[kernels["kind"] == "expert"],
+        ("| vLLM by the roofline", "| vLLM by the roofline"): counted[counted["cost"] == "roofline"],
+    }
+    for starts, part in parts.items():
+        for start, text in zip(starts, (text_of("README.md"), text_of("fidelity.md")), strict=True):
+            (row,) = (line for line in text.splitlines() if line.startswith(start))
+            assert f"| {len(part)} |" in row
+            for metric in ("tpot", "ttft", "throughput"):
+                found = part[f"{metric}_error_pct"].dropna().abs()
+                assert f"{found.median():.1f} / {found.quantile(0.9):.1f}" in row, metric
 
 
 def documented(page_part: str) -> set[str]:

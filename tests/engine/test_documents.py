@@ -53,8 +53,8 @@ def test_plain_values_are_read_as_they_stand(monkeypatch: pytest.MonkeyPatch) ->
         ("a: !!timestamp 2020-13-45", "month must be in 1..12"),
         ("? [1]\n: 2", "unhashable"),
         ("--- 1\n--- 2", "another document"),
-        ('"\\ud800"', "half of a surrogate pair"),
-        ("\0", "special characters"),
+        ('"\\ud800"', "invalid Unicode"),
+        ("\0", "control characters"),
         ("a: [", "not YAML"),
     ],
 )

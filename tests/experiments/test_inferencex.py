@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from experiments.inferencex.fit import with_synchronous
-from experiments.inferencex.scores import scores
 from experiments.inferencex.simulation import CaseRows
 from harness.measured.public_servers import SERVERS
 from harness.validation.contradictions import contradicted
@@ -36,14 +35,9 @@ def test_a_server_with_fewer_seats_than_clients_is_named() -> None:
     assert ["at a time" in reason for reason in contradicted(rows)] == [False, False, True]
 
 
-def test_rows_beyond_the_hardware_are_named_and_not_scored() -> None:
+def test_rows_beyond_the_hardware_are_named() -> None:
     rows = table(concurrency=[4, 4], tpot_ms=[5.0, 5.0], isl=[1, 2], implied_share_of_bandwidth=[0.5, 1.1])
-    rows = rows.assign(
-        id=["a", "b"], case="c", excluded=contradicted(rows), tpot_error_pct=[3.0, 90.0], ttft_error_pct=[-8.0, 9.0]
-    )
-    found = scores(rows)
-    assert list(found["excluded"].values()) == [["b"]]
-    assert found["all"]["tpot"] == 3.0 and found["by_case"]["c"]["ttft"] == 8.0
+    assert [bool(reason) for reason in contradicted(rows)] == [False, True]
 
 
 def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:

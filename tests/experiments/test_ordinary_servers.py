@@ -1,14 +1,13 @@
-"""A small run of the experiment on what ordinary users measured."""
+"""Points of the board from what ordinary users measured."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from experiments import ordinary_servers
+from experiments.ordinary_servers import pages, points
 
 RUN = {
     "page": "qwen3-8b/h100.md", "line": 1, "command": "vllm serve Qwen/Qwen3-8B", "workload": "# random 128 input",
@@ -19,9 +18,7 @@ RUN = {
 SGLANG = "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B-FP8 --tp-size 2"
 
 
-def test_servers_are_entered_by_their_command_lines_and_scored_by_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_are_entered_by_their_command_lines(tmp_path: Path) -> None:
     runs = [
         RUN,
         {**RUN, "line": 2, "command": SGLANG, "workload": None, "max_concurrency": None},
@@ -30,14 +27,11 @@ def test_servers_are_entered_by_their_command_lines_and_scored_by_class(
     ]
     data = tmp_path / "runs.jsonl"
     data.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    monkeypatch.setattr(ordinary_servers, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ordinary_servers", "--data", str(data)])
-    ordinary_servers.main()
-    found = json.loads((tmp_path / "ordinary_servers.json").read_text())
-    vllm, other = found["rows"]
-    assert vllm["class"] == "vLLM, Qwen/Qwen3-8B, none, h100-80gb" and vllm["cost"] == "measured kernels"
-    assert other["class"] == "SGLang, Qwen/Qwen3-8B, fp8_block, h100-80gb" and other["cost"] == "measured kernels"
-    assert 4 < vllm["simulated"]["tpot"] < 9
-    assert [each["run"] for each in found["refused"]] == ["qwen3-8b/h100:3", "qwen3-8b/h100:4"]
-    assert found["by_cost"]["vLLM, measured kernels"]["runs"] == 1
-    assert "2 refused" in capsys.readouterr().out
+    (page,) = pages(data)
+    found = points(data, page)
+    vllm, other = found.points
+    assert (vllm.engine, vllm.version, vllm.kind.load, vllm.clients) == ("vLLM", "0.11.0", "closed loop", 2)
+    assert (vllm.kind.cost, vllm.kind.kind, vllm.kind.model) == ("kernels", "dense", "qwen3-8b")
+    assert (other.engine, other.kind.precision, other.kind.load) == ("SGLang", "fp8_block", "at once")
+    assert 4 < vllm.predicted["tpot"] < 9 and vllm.measured["tpot"] == pytest.approx(7)
+    assert sum(found.left_out.values()) == 2

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import cli
+from harness import cli, jobs
 from harness.config import RunConfig, parse
 from tests.fuzzing.figures import problems
 from tests.fuzzing.files import PLACE
@@ -78,7 +78,7 @@ def _launch(case: Case, out: Path) -> object:
     os.environ["HYDRA_FULL_ERROR"] = "0"
     sys.argv = ["run.py", *case.arguments()]
     if not case.is_whole:
-        return cli.launch(lambda: cli.execute(parse(compose("config", overrides=case.arguments())), out))
+        return cli.launch(lambda: jobs.execute(parse(compose("config", overrides=case.arguments())), out))
     sys.argv[1:1] = [f"hydra.run.dir={out}", f"hydra.sweep.dir={out}"]
     state = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -94,7 +94,7 @@ def _launch(case: Case, out: Path) -> object:
 
 @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
 def _main(cfg: DictConfig) -> None:
-    cli.run_job(cfg)
+    jobs.run_job(cfg)
 
 
 def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
@@ -107,7 +107,7 @@ def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
         return Outcome("failed", re.sub(r"-?\d[\d.e+-]*", "N", found[0]), "; ".join(found))
     if code == 0:
         return Outcome("done")
-    if case.is_sweep and code == cli.sweep.SOME_JOB_FAILED:
+    if case.is_sweep and code == jobs.sweep.SOME_JOB_FAILED:
         defect = _DEFECT_OF_A_JOB.search(stderr)
         return (
             Outcome("failed", f"{defect[1]} in a job", stderr[:1500]) if defect else Outcome("refused", detail=stderr)

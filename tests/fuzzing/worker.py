@@ -113,8 +113,8 @@ def _serve(connection: Connection, folder: Path, log: Path) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.chdir(folder)
+    compose_once()
     with log.open("w") as file, initialize_config_dir(config_dir=str(CONF), version_base=None):
-        compose_once()
         faulthandler.enable(file)
         faulthandler.register(signal.SIGPROF, file, chain=True)
         memory = _virtual_bytes() + MEMORY_BYTES

@@ -12,8 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from harness.cli import execute
 from harness.config import RunConfig, parse
+from harness.jobs import execute
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

@@ -16,7 +16,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import cli
+from harness import cli, jobs
 from harness.config import RunConfig, load
 from harness.config.composing.composer import Composer
 from harness.errors import TraceError
@@ -39,7 +39,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
 
     @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
     def main(cfg: DictConfig) -> None:
-        cli.run_job(cfg)
+        jobs.run_job(cfg)
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments])

@@ -52,6 +52,7 @@ class BlockManager:
             raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.longest_sequence = num_blocks * block_size  # tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
         self.offload = offload

@@ -11,15 +11,15 @@ Evict = Callable[[list[int], list[int]], None]
 
 
 class Pool(Protocol):
-    """Blocks, each free or held by one or several sequences.
+    """Blocks, each free or held by one or several sequences."""
 
-    Attributes:
-        num_free: blocks that nobody holds.
-        num_extra_references: references to blocks beyond the first to each.
-    """
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
 
-    num_free: int
-    num_extra_references: int
+    @property
+    def num_extra_references(self) -> int:
+        """References to blocks beyond the first to each."""
 
     @property
     def num_uncached(self) -> int:

@@ -19,6 +19,7 @@ class Policy(Protocol):
     Attributes:
         options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
         chooses_victims: it preempts by an order of its own, whatever victim rule it is given.
+        uses_radix_tree: it needs `eviction=radix`.
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
         pads: whether its batches keep their shape: who has ended is computed on as padding until all have
@@ -27,6 +28,7 @@ class Policy(Protocol):
 
     options_type: ClassVar[type[Any]]
     chooses_victims: ClassVar[bool]
+    uses_radix_tree: ClassVar[bool]
     pads: bool
     order: QueueOrder
     preemption: Preemption
@@ -55,6 +57,7 @@ class BasePolicy:
 
     options_type: ClassVar[type[Any]] = NoOptions
     chooses_victims: ClassVar[bool] = False
+    uses_radix_tree: ClassVar[bool] = False
     pads: bool = False
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:

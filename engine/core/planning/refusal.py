@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.radix import RadixManager
 from engine.core.sequence import Request, RequestRefusedError
 
 
@@ -19,7 +20,7 @@ class Refusal:
     def __init__(self, longest: int, most_sequences: int, blocks: BlockManager) -> None:
         self._longest = longest
         self._most_sequences = most_sequences
-        self._shares_blocks = not isinstance(blocks, ContiguousManager)
+        self._forks = not isinstance(blocks, ContiguousManager | RadixManager)
 
     def limit(self, request: Request) -> int:
         """Prompt and output tokens that a sequence of `request` cannot exceed.
@@ -35,8 +36,10 @@ class Refusal:
         if prompt >= limit:
             raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
         count, most = request.num_sequences, self._most_sequences
-        if count > 1 and not self._shares_blocks:
-            raise RequestRefusedError("sequences of one prompt share its blocks; contiguous reservations share none")
+        if count > 1 and not self._forks:
+            raise RequestRefusedError(
+                "sequences of one prompt share blocks that they write to; neither reservations nor radix trees do"
+            )
         if not 1 <= count <= most:
             raise RequestRefusedError(f"{count} sequences: must be from 1 to {most}, which may run")
         return limit

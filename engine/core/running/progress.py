@@ -8,6 +8,7 @@ from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
+from engine.core.kv.radix import RadixManager
 from engine.core.running.padding import drop, end_batch, pad_or_release
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import FINISHED, Sequence, SequenceStatus
@@ -31,6 +32,7 @@ class Progress:
         self._blocks = blocks
         self._waiting = waiting
         self._pads_to = pads_to
+        self._radix = blocks if isinstance(blocks, RadixManager) else None
 
     def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
         """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
@@ -38,6 +40,7 @@ class Progress:
         plan = flight.plan
         flight.is_advanced = True
         if plan.num_decodes:
+            running.num_decode_steps += plan.num_steps
             if running.decodes.findable:
                 for ahead in range(1, plan.num_steps):
                     running.register_filled(ahead, stopped)
@@ -101,9 +104,13 @@ class Progress:
             for sequence in flight.victims:
                 sequence.last_token_time = now
         ended = flight.ended
+        if self._radix is not None and flight.started:
+            ended = [*dict.fromkeys([*ended, *flight.started])]
         if len(ended) > 1:
             ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
         for sequence in ended:
+            if self._radix is not None and sequence in running.decodes.sequences:
+                self._radix.checkpoint(sequence, sequence.num_tokens - 1)
             if sequence in running.ending:
                 del running.ending[sequence]
                 # What drafts of the last step brought cannot be found, and each step has registered what came before.

@@ -47,6 +47,7 @@ class RunningSet:
         flights: plans that are not committed, at most two, in order.
         returning: parked ones that became ready since the plan under way was made.
         last_decode_time: when the last decode step ended.
+        num_decode_steps: that have passed.
     """
 
     def __init__(self, blocks: BlockManager, waiting: WaitingQueue, decodes: Decodes, *, lag: int) -> None:
@@ -67,6 +68,7 @@ class RunningSet:
         self.lag = lag
         self.returning: list[Sequence] = []
         self.last_decode_time: int | None = None
+        self.num_decode_steps = 0
 
     @property
     def num_seats(self) -> int:

@@ -1,4 +1,4 @@
-"""Overrides of Hydra for a command line of `vllm serve`; the flags and their defaults are those of vLLM 0.19. The
+"""Overrides of Hydra for a command line of `vllm serve`; the flags are those of vLLM 0.9 to 0.33. The
 version is that of docker's image, if the command runs one; `engine.vllm_version` beside it says another.
 
     vllm serve Qwen/Qwen3-8B --max-num-seqs 128   ->   model=qwen3-8b scheduler=vllm max_num_seqs=128 ...
@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-
 from harness.config.command_lines.vllm_line import KEY as KEY
 from harness.config.command_lines.vllm_line import Line, read_line
 from harness.config.command_lines.vllm_models import KnownModels
@@ -26,7 +24,6 @@ from harness.config.composing.overrides import quoted
 from harness.errors import ConfigError
 from simulator.vllm_versions import vllm_version
 
-_LARGE_BYTES = 70 * 2**30  # from here on vLLM takes the larger defaults, but not for the A100
 # Formats that vLLM quantises weights to while it loads them, or that name a checkpoint's; None: the checkpoint's own.
 _QUANTIZATIONS = {
     "fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4", "mxfp4": "mxfp4",
@@ -52,7 +49,7 @@ def overrides(command: str) -> list[str]:
     """Overrides of Hydra that make a run predict `vllm serve` with these flags.
 
     Raises:
-        ConfigError: a flag is not one of vLLM 0.19, or the simulation has nothing like it; or the model is unknown.
+        ConfigError: a flag is not one of vLLM, or the simulation has nothing like it; or the model is unknown.
     """
     return translate(command).overrides
 
@@ -118,10 +115,10 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
 
 def _numbers(values: Mapping[str, str]) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "max_num_seqs": "${vllm_default:max_num_seqs}",
-        "max_num_batched_tokens": "${vllm_default:max_num_batched_tokens}",
+        "max_num_seqs": "${vllm_version:max_num_seqs}",
+        "max_num_batched_tokens": "${vllm_version:max_num_batched_tokens}",
         "block_size": 16,
-        "gpu_memory_utilization": "${vllm_default:gpu_memory_utilization}",
+        "gpu_memory_utilization": "${vllm_version:gpu_memory_utilization}",
         "tensor_parallel_size": 1,
         "max_model_len": None,
     }
@@ -226,8 +223,7 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
     keys = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
     if more := sorted(set(config) - keys):
         notes.append(f"--speculative-config: {', '.join(more)}: not simulated")
-    # vLLM plans ahead with draft heads, the simulation with no drafts.
-    made = {"scheduler.async_scheduling": False, "speculation": "draft_model"}
+    made: dict[str, Any] = {"speculation": "draft_model"}  # with which no step is planned ahead in simulation
     made["speculation.num_speculative_tokens"] = config["num_speculative_tokens"]
     notes.append(f"--speculative-config: drafts are accepted at a rate that only a measurement tells; {_RATES}")
     if method in ("ngram", "ngram_gpu"):
@@ -246,28 +242,3 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
 
 
 _RATES = "set speculation.acceptance_rate or speculation.acceptance_rates"
-
-
-def _default(key: str, _root_: DictConfig) -> float:
-    """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device, or for
-    `gpu_memory_utilization` in the configured version."""
-    if key == "gpu_memory_utilization":
-        try:
-            return vllm_version(_root_.engine.get("vllm_version")).gpu_memory_utilization
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-    device = _root_.device
-    is_large = device.memory_bytes >= _LARGE_BYTES and "a100" not in device.name.lower()
-    num_seqs, num_tokens = (1024, 8192) if is_large else (256, 2048)
-    if key == "max_num_seqs":
-        given = not OmegaConf.is_interpolation(_root_, "max_num_batched_tokens")
-        return min(num_seqs, _root_.max_num_batched_tokens) if given else num_seqs
-    longest = _root_.max_model_len or _root_.model.get("max_position_embeddings")
-    if not _root_.scheduler.enable_chunked_prefill:
-        if longest is None:
-            raise ConfigError("with --no-enable-chunked-prefill it is the longest sequence; give max_model_len")
-        num_tokens = max(num_tokens, longest)
-    return int(min(num_tokens, _root_.max_num_seqs * longest)) if longest else num_tokens
-
-
-OmegaConf.register_new_resolver("vllm_default", _default, replace=True)

@@ -1,4 +1,4 @@
-"""Reads a command line of `vllm serve` as vLLM 0.19 does, with its short names, underscores and `--no-` switches."""
+"""Reads a command line of `vllm serve` as vLLM does, with its short names, underscores and `--no-` switches."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ _NUMBERS_AND_NAMES = (
     "--max-cudagraph-capture-size",
 )
 _IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm-openai(?::v?(?:(\d+\.\d+(?:\.\d+)?)[-.\w]*|[a-zA-Z][-.\w]*))?(?:@[\w:]+)?")
+_VERSION = re.compile(r"\s#[^\n]*?\bvLLM (\d+\.\d+(?:\.\d+)?)")  # in a comment, as of `serve_command`
 _SERVER_MODULE = ["-m", "vllm.entrypoints.openai.api_server"]
 # Of the shell: what starts a command, and what ends it or sends its output elsewhere.
 _STARTERS = ("nohup", "sudo", "exec", "time", "env", "uv", "run")
@@ -63,7 +64,8 @@ _KERNELS = {"VLLM_MXFP4_USE_MARLIN=1": "marlin", "VLLM_USE_FLASHINFER_MOE_MXFP4_
 class Line(NamedTuple):
     """The model, the values of the flags that have a key of ours, and a note on each kind of other flags.
 
-    `version` is that of the image of docker, where the command runs one; `kernels` those that variables ask for.
+    `version` is that of the image of docker, where the command runs one, or of a comment; `kernels` those that
+    variables ask for.
     """
 
     model: str | None
@@ -78,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
         """The values of the flags by name; raises ConfigError for words that are none."""
         found, others = self.parse_known_args(words)
         for flag in (word.partition("=")[0] for word in others if word.startswith("-")):
-            raise ConfigError(f"{KEY}: {flag}: no flag of vLLM 0.19{nearest(flag, self._option_string_actions)}")
+            raise ConfigError(f"{KEY}: {flag}: no flag of vLLM 0.33{nearest(flag, self._option_string_actions)}")
         if others:
             raise ConfigError(f"{KEY}: unrecognized arguments: {shlex.join(others)}")
         return vars(found)
@@ -91,10 +93,12 @@ def read_line(command: str) -> Line:
     """Reads the text of a shell command; comments and line continuations are allowed.
 
     Raises:
-        ConfigError: it is no command of vLLM 0.19, or a flag of it changes what is served in a way that is not
+        ConfigError: it is no command of vLLM, or a flag of it changes what is served in a way that is not
             simulated.
     """
     variables, version, words = _words(command)
+    if version is None and (comment := _VERSION.search(command)):
+        version = comment[1]
     kernels = tuple(_KERNELS[each] for each in variables if each in _KERNELS)
     variables = [each for each in variables if each not in _KERNELS]
     words, notes = with_config_file(words)
@@ -110,7 +114,7 @@ def read_line(command: str) -> Line:
     if variables:
         notes.append(f"{', '.join(variables)}: environment variables are not simulated; they may change what is served")
     texts = {"times": "not simulated; it may change the times of steps", "none": "left out",
-             "past": "of versions of vLLM before 0.19, left out"}  # fmt: skip
+             "past": "of earlier versions of vLLM, left out"}  # fmt: skip
     for effect, text in texts.items():
         if names := [name for name in others if OTHERS[name].effect == effect]:
             notes.append(f"{', '.join(names)}: {text}")
@@ -129,7 +133,7 @@ def _words(command: str) -> tuple[list[str], str | None, list[str]]:
     variables = [word for word in before if word not in _STARTERS]
     words = words[len(before) :]
     if any(each in _OTHER_ENGINE for each in variables):
-        raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for vLLM's engine V0, which 0.19 has no more")
+        raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for the engine V0 of early versions, not simulated")
     if words[:2] == ["vllm", "serve"]:
         return variables, None, words[2:]
     modules = [at for at, pair in enumerate(pairwise(words)) if list(pair) == _SERVER_MODULE]
@@ -151,15 +155,16 @@ def _normalized(words: list[str]) -> list[str]:
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        flag, dot, key = name.partition(".")
+        head, part, of_part = name.partition(".")
+        flag, dot, key = (_long(head) + part + of_part).partition(".")
         if not word.startswith("-"):
             result.append(word)
         elif dot:
-            _put(parts.setdefault(_long(flag), {}), key.split("."), _json(value if equals else next(rest, "")))
+            _put(parts.setdefault(flag, {}), key.split("."), _json(value if equals else next(rest, "")))
         elif name.startswith("-O") and name != "-O":
             result += ["--optimization-level", value or name[2:]]
         else:
-            result.append(_long(name) + equals + value)
+            result.append(flag + equals + value)
     for flag, config in parts.items():
         result += [flag, json.dumps(config)]
     return result
@@ -175,7 +180,8 @@ def _put(config: dict[str, Any], keys: list[str], value: object) -> None:
 
 
 def _long(name: str) -> str:
-    return SHORT.get(name) or (name.replace("_", "-") if name.startswith("--") else name)
+    dashed = name.replace("_", "-") if name.startswith("--") else name
+    return SHORT.get(dashed, dashed)
 
 
 def _json(text: str) -> object:

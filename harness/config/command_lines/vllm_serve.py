@@ -1,6 +1,7 @@
-"""A configuration as the command line of `vllm serve`, and back; the flags and defaults are those of vLLM 0.19.
+"""A configuration as the command line of `vllm serve`, and back.
 
-What one side cannot express is named: `serve_command` ends in a comment, `overrides` raises.
+What one side cannot express is named: `serve_command` ends in a comment, `overrides` raises. A comment `# vLLM 0.19.0`
+is the version that the line is for, and is read on the way back.
 """
 
 from __future__ import annotations
@@ -16,26 +17,37 @@ from harness.config.run import RunConfig
 from harness.config.schema.allocator import PagedAllocator
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import SimEngine
+from simulator.vllm_versions import vllm_version
 
-# The scheduler of vLLM 0.19, as in conf/scheduler/vllm.yaml, in what no flag changes.
+# The scheduler of vLLM, as in conf/scheduler/vllm.yaml, in what no flag and no version changes.
 _FIXED = {
-    "policy": "admission_order", "options": {}, "watermark": 0.0, "allocation": "chunk", "eviction": "lru",
-    "preemption": "recompute", "recompute_token_us": None, "full_hit": "recompute_block", "reserved_blocks": 1,
-    "max_padding": None,
+    "policy": "admission_order", "watermark": 0.0, "allocation": "chunk", "preemption": "recompute",
+    "recompute_token_us": None, "full_hit": "recompute_block", "reserved_blocks": 1, "max_padding": None,
 }  # fmt: skip
 _ORDERS = (("fcfs", "last"), ("priority", "least_urgent"))  # --scheduling-policy fcfs and priority
 
 
 def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_over: bool = False) -> str:
-    """The `vllm serve` line of a configuration; a comment at its end names the settings that vLLM 0.19 has no flag for.
+    """The `vllm serve` line of a configuration; a comment at its end names the version of vLLM that is asked for, and
+    the settings that vLLM has no flag for.
 
     The line is for one server, with `hands_over` for one that gives KV to others or takes it: what prices a step and
     what sends the requests is no part of it. vLLM starts with no
     `max_model_len` that its pool cannot hold: the line has one that `num_blocks`, the size of the pool, holds.
     """
-    scheduler, missing = config.scheduler, _missing(config)
-    words: list[object] = ["vllm", "serve", config.model.name, "--dtype", config.model.dtype]
-    words += ["--tensor-parallel-size", config.tensor_parallel_size]
+    words = ["vllm", "serve", config.model.name, *_sizes(config, num_blocks or config.num_blocks), *_choices(config)]
+    if hands_over:
+        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+    if drafts := _drafts(config):
+        words += ["--speculative-config", json.dumps(drafts)]
+    comments = _comments(config)
+    line = shlex.join(map(str, words))
+    return f"{line}  # {'; '.join(comments)}" if comments else line
+
+
+def _sizes(config: RunConfig, num_blocks: int | None) -> list[object]:
+    """The flags of formats, GPUs, memory and lengths."""
+    words: list[object] = ["--dtype", config.model.dtype, "--tensor-parallel-size", config.tensor_parallel_size]
     if config.pipeline_parallel_size > 1:
         words += ["--pipeline-parallel-size", config.pipeline_parallel_size]
     if config.data_parallel_size > 1:
@@ -43,7 +55,7 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]
-    longest = longest_that_fits(config, num_blocks or config.num_blocks)
+    longest = longest_that_fits(config, num_blocks)
     if config.max_model_len is not None or longest < config.model.max_position_embeddings:
         words += ["--max-model-len", longest]
     if config.kv_cache_memory_bytes is not None:
@@ -54,6 +66,13 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
         words += ["--quantization", "fp8"]
     if config.engine.kv_cache_dtype == "fp8":
         words += ["--kv-cache-dtype", "fp8"]
+    return words
+
+
+def _choices(config: RunConfig) -> list[object]:
+    """The flags of the scheduler, the front end and CUDA graphs."""
+    scheduler, graphs = config.scheduler, getattr(config.engine, "max_graph_tokens", None)
+    words: list[object] = []
     if (scheduler.queue, scheduler.victim) == ("priority", "least_urgent"):
         words += ["--scheduling-policy", "priority"]
     if scheduler.long_prefill_token_threshold:
@@ -64,15 +83,21 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     words += ["--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling"]
     if config.frontend.processes > 1:
         words += ["--api-server-count", config.frontend.processes]
-    if hands_over:
-        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
-    if drafts := _drafts(config):
-        words += ["--speculative-config", json.dumps(drafts)]
-    comments = [f"not in vLLM 0.19: {', '.join(missing)}"] if missing else []
+    if graphs is not None:
+        words += ["--max-cudagraph-capture-size", graphs] if graphs else ["--enforce-eager"]
+    return words
+
+
+def _comments(config: RunConfig) -> list[str]:
+    version, speculation = getattr(config.engine, "vllm_version", None), config.speculation
+    comments = [f"vLLM {version}"] if version else []
+    if isinstance(speculation, DraftModelSpeculation) and speculation.drafter is None:
+        comments.append("eagle3 stands for draft heads of any kind: name yours")
     if config.replicas > 1:
-        comments.insert(0, f"{config.replicas} such servers behind a router: {config.router.rule}")
-    line = shlex.join(map(str, words))
-    return f"{line}  # {'; '.join(comments)}" if comments else line
+        comments.append(f"{config.replicas} such servers behind a router: {config.router.rule}")
+    if missing := _missing(config):
+        comments.append(f"not in vLLM: {', '.join(missing)}")
+    return comments
 
 
 def fleet_command(pools: Sequence[Pool], pool_blocks: Sequence[int | None]) -> str:
@@ -95,21 +120,24 @@ def longest_that_fits(config: RunConfig, num_blocks: int | None) -> int:
 
 
 def _drafts(config: RunConfig) -> dict[str, Any] | None:
-    """The JSON of `--speculative-config`; None without drafts, or where it would have to name a model."""
+    """The JSON of `--speculative-config`; None without drafts. Heads that take no time have no name here."""
     speculation = config.speculation
     if isinstance(speculation, NgramSpeculation):
         names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
         return {"method": "ngram", **{name: getattr(speculation, name) for name in names}}
-    if isinstance(speculation, DraftModelSpeculation) and speculation.drafter is not None:
-        number = speculation.num_speculative_tokens
-        return {"method": "draft_model", "model": speculation.drafter.name, "num_speculative_tokens": number}
+    if isinstance(speculation, DraftModelSpeculation):
+        number, drafter = speculation.num_speculative_tokens, speculation.drafter
+        kind = {"method": "eagle3"} if drafter is None else {"method": "draft_model", "model": drafter.name}
+        return {**kind, "num_speculative_tokens": number}
     return None
 
 
 def _missing(config: RunConfig) -> list[str]:
-    """The settings of the server, as key=value, that no flag of vLLM 0.19 gives it."""
+    """The settings of the server, as key=value, that no flag of vLLM gives it."""
     scheduler, engine = config.scheduler, config.engine
-    given = {f"scheduler.{key}": getattr(scheduler, key) for key in _FIXED if getattr(scheduler, key) != _FIXED[key]}
+    version = vllm_version(getattr(engine, "vllm_version", None))
+    fixed = _FIXED | {"eviction": version.eviction, "options": version.options}
+    given = {f"scheduler.{key}": getattr(scheduler, key) for key in fixed if getattr(scheduler, key) != fixed[key]}
     if (scheduler.queue, scheduler.victim) not in _ORDERS:
         given |= {"scheduler.queue": scheduler.queue, "scheduler.victim": scheduler.victim}
     if config.weight_format not in (config.model.quantization, "fp8"):
@@ -118,16 +146,12 @@ def _missing(config: RunConfig) -> list[str]:
         given["engine.kv_cache_dtype"] = engine.kv_cache_dtype
     if isinstance(engine, SimEngine) and engine.max_lookahead_steps > 1:
         given["engine.max_lookahead_steps"] = engine.max_lookahead_steps
-    if isinstance(engine, SimEngine) and engine.memory_account not in (None, "vllm"):
+    if isinstance(engine, SimEngine) and engine.memory_account not in (None, version.memory_account):
         given["engine.memory_account"] = engine.memory_account
-    if isinstance(engine, SimEngine) and engine.vllm_version is not None:
-        given["engine.vllm_version"] = engine.vllm_version
     if not isinstance(config.allocator, PagedAllocator):
         given["allocator.kind"] = config.allocator.kind
     if config.tiers.host.gib:
         given["tiers.host.gib"] = config.tiers.host.gib
-    if isinstance(config.speculation, DraftModelSpeculation) and config.speculation.drafter is None:
-        given["speculation.drafter"] = None
     return [f"{key}={_shown(value)}" for key, value in given.items()]
 
 

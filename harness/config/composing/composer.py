@@ -1,8 +1,9 @@
 """Composing a configuration many times in one process: the files are merged once for each choice of options.
 
-Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for every job of a sweep, when it checks
-the sweep and when it runs the job. Which files, and how, depends only on the overrides that choose options of groups,
-such as scheduler=vllm. A `Composer` keeps what Hydra makes of these, and sets the other keys in a copy of it.
+Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
+and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
+how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
+makes of these, and sets the other keys in a copy of it.
 """
 
 import os
@@ -11,7 +12,9 @@ import re
 import threading
 from collections.abc import Sequence
 
+import hydra._internal.hydra
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -23,6 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.config.composing import registration as registration  # makes the option sets known to Hydra
 from harness.config.composing.conf_tree import CONF
 
 Merged = dict[tuple[object, ...], bytes]
@@ -49,8 +53,10 @@ class Composer(ConfigLoader):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """The configuration of a command line, with Hydra's own keys."""
-        how = (run_mode, from_shell, validate_sweep_overrides)
         parsed = OverridesParser.create().parse_overrides(overrides)
+        if not validate_sweep_overrides and not any(each.is_sweep_override() for each in parsed):
+            run_mode, validate_sweep_overrides = RunMode.RUN, True  # Hydra asks for the mode, and next for the run
+        how = (run_mode, from_shell, validate_sweep_overrides)
         values = [each for each in parsed if self._is_value(each)]
         if any(self._is_edit(each) for each in parsed):
             values = []  # they may depend on the values beside them
@@ -134,11 +140,13 @@ _composers: list[Composer] = []  # that of `compose`, once there is one
 
 
 def compose_once() -> None:
-    """Lets Hydra, which composed the configuration of this process, compose those of its jobs with a `Composer`."""
-    hydra = GlobalHydra.instance().hydra
-    if hydra is not None and not isinstance(hydra.config_loader, Composer):
-        # Private to Hydra, the one such use: no public door takes a loader, and without one each job costs 0.5 s.
-        hydra.config_loader = Composer(hydra.config_loader)
+    """Lets Hydra compose with a `Composer` in this process, from when it is next initialized."""
+    # Private to Hydra, the one such use: no public door takes a loader, and without one each job costs 0.5 s.
+    hydra._internal.hydra.ConfigLoaderImpl = _make_loader  # type: ignore[misc, assignment]
+
+
+def _make_loader(config_search_path: ConfigSearchPath) -> Composer:
+    return Composer(ConfigLoaderImpl(config_search_path))
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -147,14 +155,15 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     Raises:
         HydraException, OmegaConfBaseException: an override or a file cannot be used.
     """
-    hydra = GlobalHydra.instance()
+    instance = GlobalHydra.instance()
     with _ONE_AT_A_TIME:
-        before = hydra.hydra
-        hydra.clear()
+        before = instance.hydra
+        instance.clear()
         try:
             with initialize_config_dir(version_base=None, config_dir=str(CONF), job_name="twinserve"):
                 if not _composers:
-                    _composers.append(Composer(GlobalHydra.instance().config_loader()))
+                    loader = GlobalHydra.instance().config_loader()
+                    _composers.append(loader if isinstance(loader, Composer) else Composer(loader))
                 return _composers[0].load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
         finally:
-            GlobalHydra.instance().hydra = before
+            GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one

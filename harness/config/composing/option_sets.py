@@ -1,6 +1,6 @@
 """Option sets that several files under conf/ share: their keys, defaults and explanations, taken from the schema.
 
-Hydra finds them as `/schema/<name>`, so that a file under conf/ states only what differs:
+Hydra finds them (`registration.py`) as `/schema/<name>`, so that a file under conf/ states only what differs:
 
     defaults:
       - /schema/scheduler@_here_
@@ -10,12 +10,11 @@ Hydra finds them as `/schema/<name>`, so that a file under conf/ states only wha
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig
 from pydantic import BaseModel
 
 from harness.config.schema.allocator import ContiguousAllocator
@@ -28,7 +27,6 @@ from harness.config.schema.system import RealEngineConfig, SchedulerConfig, SimE
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
 from harness.config.schema.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
 
-_GROUP = "schema"
 # By name, with where the keys stand in a configuration.
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
@@ -59,40 +57,27 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
 OPEN_KEYS = ("select", "hf_overrides")
 
 
-def register() -> None:
-    """Makes the option sets known to Hydra."""
-    for name, (_, model) in OPTION_SETS.items():
-        ConfigStore.instance().store(group=_GROUP, name=name, node=_defaults(model))
-    for name in OPEN_KEYS:
-        ConfigStore.instance().store(group=_GROUP, name=f"open_{name}", node={name: _open({})})
-
-
 def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
     """Key, default and explanation of every option, in the order of the schema."""
     texts = attribute_texts(model)
-    for name, default in _defaults(model).items():
+    for name, default in defaults(model).items():
         yield name, default, texts.get(name, "")
 
 
 def explained_settings(options_type: type[Any]) -> list[tuple[str, Any, str]]:
     """The same of the settings that a policy or a routing rule declares."""
-    texts = attribute_texts(options_type)
+    texts = attribute_texts(options_type)  # type: ignore[arg-type]
     return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
 
 
-def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+def defaults(model: type[BaseModel]) -> dict[str, Any]:
     """Every key but `kind` with its default; a key without one is `???`, which Hydra refuses to leave as it is."""
     fields = {name: field for name, field in model.model_fields.items() if name != "kind"}
-    defaults = {name: "???" if field.is_required() else field.default for name, field in fields.items()}
-    return {name: _open(value) if value == {} else value for name, value in defaults.items()}
+    return {name: "???" if field.is_required() else field.default for name, field in fields.items()}
 
 
-def _open(value: Any) -> DictConfig:
-    """A group in which Hydra lets any key be set; the schema says which of them there are."""
-    return DictConfig(value, flags={"struct": False})
-
-
-def attribute_texts(model: type) -> dict[str, str]:
+@cache
+def attribute_texts(model: type) -> Mapping[str, str]:
     """What the docstrings of a class and its bases say under `Attributes:`, by attribute."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
@@ -107,6 +92,3 @@ def attribute_texts(model: type) -> dict[str, str]:
             else:
                 name = None
     return texts
-
-
-register()

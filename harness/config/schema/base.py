@@ -33,7 +33,10 @@ def check_ranges(options: BaseModel) -> None:
 class ConfigModel(BaseModel):
     """Base of all configuration models: unknown keys are errors, types are not converted (but int to float)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True,
+        defer_build=True,  # most models are only parts of RunConfig, and --help needs none
+    )  # fmt: skip
 
     def changed(self, but: str | None = None) -> str | None:
         """The first key that is not at its default, `but` left out; None if all others are."""

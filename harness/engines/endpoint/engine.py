@@ -82,7 +82,7 @@ class EndpointEngine:
     def step_times_from(self) -> str:
         return "step times: not seen by a client"
 
-    def cost_model_text(self) -> str:
+    def cost_model_text(self, load: str) -> str:
         return "measured by a client"
 
     def run(self) -> None:

@@ -1,69 +1,136 @@
-"""How far off a cost model is known to be on a device, in one short text; figures of docs/fidelity.md only.
+"""How far off simulations like a run were from public measurements, in one short text.
 
-simulator/profiles/known_errors.yaml   the figures, by GPU, model and format of the weights
+simulator/profiles/known_errors.csv   a row per class of runs, written by `python -m experiments.board` from its points
+
+A row says nothing (an empty cell) of what its runs do not have in common. The nearest class of a run is the first of
+`_LEVELS` that has `_ENOUGH` runs; where none has so many, the first that has any.
 """
 
 from __future__ import annotations
 
+import csv
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import NamedTuple
 
 import simulator
+from simulator.models.experts import Experts
+from simulator.models.latent import Latent
+from simulator.models.linear_state import LinearState
+from simulator.models.model import Model
 from simulator.profile.checks import base_name
 from simulator.system import System
 
-_FILE = Path(simulator.__path__[0]) / "profiles" / "known_errors.yaml"
+KNOWN_ERRORS = Path(simulator.__path__[0]) / "profiles" / "known_errors.csv"
+CLOSED_LOOP, AT_ONCE, OPEN_LOOP = "closed loop", "at once", "open loop"
+_ENOUGH = 3
 
 
-def cost_model_text(system: System) -> str:
-    """The cost model and its known error, such as "profiled (aiconfigurator h100_sxm vllm 0.24.0), TPOT within 3.2 % at
-    the median of 45 runs of InferenceX"."""
+class RunClass(NamedTuple):
+    """What decides how far off a simulation is; "" where it is left out."""
+
+    cost: str
+    device: str
+    kind: str
+    model: str
+    precision: str
+    load: str
+
+    def without(self, *names: str) -> RunClass:
+        return self._replace(**dict.fromkeys(names, ""))
+
+
+LEVELS: dict[tuple[str, ...], str] = {
+    (): "of the same model, weights, GPU and kind of load",
+    ("load",): "of the same model, weights and GPU",
+    ("load", "model"): "of {kind} models with such weights on this GPU",
+    ("load", "model", "precision"): "of {kind} models on this GPU",
+    ("load", "model", "device"): "of {kind} models with such weights on other GPUs",
+}
+"""From the nearest class to the farthest: what is left out, and the words for its runs."""
+
+
+class Spread(NamedTuple):
+    """Errors in percent: median and 90th percentile of the absolute ones, median, 10th and 90th percentile of the
+    signed ones, which are above 0 where the simulation says more."""
+
+    median: float
+    p90: float
+    signed: float
+    low: float
+    high: float
+
+
+class KnownError(NamedTuple):
+    """The errors of `runs` public measurements: by name of a metric, those that they tell."""
+
+    runs: int
+    words: str
+    errors: dict[str, Spread]
+
+
+def run_class(system: System, load: str) -> RunClass:
+    """The class of a run on `system`."""
+    has_kernels = system.profile is not None and bool(system.profile.meta.source.get("database"))
+    name = base_name(system.model.name).removesuffix("-instruct")
+    return RunClass(
+        "kernels" if has_kernels else system.cost.kind, system.device.name, model_kind(system.model), name,
+        system.model.quantization.name, load,
+    )  # fmt: skip
+
+
+def model_kind(model: Model) -> str:
+    """Such as `dense`, or `latent-attention expert`: what a model's errors have in common with those of others."""
+    mlp = "expert" if model.first(Experts) else "dense"
+    attention = "latent-attention " if model.first(Latent) else "linear-attention " if model.first(LinearState) else ""
+    return attention + mlp
+
+
+def load_of(arrival: str) -> str:
+    """The kind of load that `arrival.kind` makes."""
+    return {"closed_loop": CLOSED_LOOP, "all_at_once": AT_ONCE}.get(arrival, OPEN_LOOP)
+
+
+def known_error(of: RunClass) -> KnownError | None:
+    """The errors of the nearest class of runs; None where no class is near."""
+    known = _known()
+    near = [(words, known[key]) for left_out, words in LEVELS.items() if (key := of.without(*left_out)) in known]
+    found = next((each for each in near if each[1].runs >= _ENOUGH), near[0] if near else None)
+    return None if found is None else found[1]._replace(words=found[0].format(kind=of.kind))
+
+
+def cost_model_text(system: System, load: str) -> str:
+    """The cost model and its known error, such as "profiled (aiconfigurator h100_sxm vllm 0.24.0): TPOT -0.8 %, 90 %
+    within 6.2 %; ... in 45 public runs of the same model, weights, GPU and kind of load"."""
     fitted = f", constants of {Path(system.calibration.path).name}" if system.calibration else ""
-    if system.cost.kind == "roofline" and not fitted:
-        known = _known()["roofline"]
-        errors = f"TPOT off by {known['tpot']} %, throughput by {known['throughput']} %"
-        return f"roofline, {errors} at the median of {known['runs']} public runs"
-    if system.profile is None:
-        return f"{system.cost.kind}{fitted}, not validated"
-    source = system.profile.meta.source
-    database = str(source.get("database") or "")
-    if not database:
-        return f"profiled on {system.profile.meta.device}{fitted}, not validated"
-    named = f"profiled ({source['tool'].removesuffix('_core')} {database.replace('/', ' ')}){fitted}"
-    return f"{named}, {'not validated with fitted constants' if fitted else _error(system, database)}"
+    name: str = system.cost.kind
+    if system.profile is not None:
+        source = system.profile.meta.source
+        database = str(source.get("database") or "")
+        told = f"({source['tool'].removesuffix('_core')} {database.replace('/', ' ')})" if database else ""
+        name = f"profiled {told}" if told else f"profiled on {system.profile.meta.device}"
+    if fitted:
+        return f"{name}{fitted}, not validated with fitted constants"
+    known = known_error(run_class(system, load))
+    return f"{name}: {known_error_text(known)}" if known else f"{name}, not validated: no public run is like this one"
 
 
-def _error(system: System, database: str) -> str:
-    """The known error of a profile from this part of NVIDIA's database: `<system>/<backend>/<version>`."""
-    gpu, _, version = database.split("/")
-    rows = [row for row in _rows() if (row["system"], row["tables"]) == (gpu, version)]
-    name, weights = base_name(system.model.name).removesuffix("-instruct"), system.model.quantization.name
-    for row in rows:
-        if name in row["models"] and weights == row["quantization"]:
-            return _of_row(row)
-    if not rows:
-        return f"not validated on {gpu} with these tables"
-    errors = sorted(row["tpot"] for row in rows)
-    span = f"{errors[0]:g} to {errors[-1]:g}" if errors[0] < errors[-1] else f"{errors[0]:g}"
-    what = "median TPOT error" if all(row["statistic"] == "median" for row in rows) else "TPOT error"
-    return f"not validated for this model (others on this device: {what} {span} %)"
-
-
-def _of_row(row: dict[str, Any]) -> str:
-    if row["statistic"] == "largest":
-        return f"TPOT within {row['tpot']:g} % on a run of {row['source']}"
-    return f"TPOT within {row['tpot']:g} % at the median of {row['runs']} runs of {row['source']}"
-
-
-def _rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _known()["rows"]
-    return rows
+def known_error_text(known: KnownError) -> str:
+    """Such as "TPOT -0.8 % (90 % within 6.2 %), TTFT +2.1 % (90 % within 32 %) in 45 public runs of the same model"."""
+    told = {name: each for name, each in known.errors.items() if name in ("ttft", "tpot")}
+    errors = [f"{name.upper()} {each.signed:+.1f} % (90 % within {each.p90:.0f} %)" for name, each in told.items()]
+    return f"{', '.join(errors)} in {known.runs} public run{'s' if known.runs > 1 else ''} {known.words}"
 
 
 @cache
-def _known() -> dict[str, Any]:
-    known: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+def _known() -> dict[RunClass, KnownError]:
+    known = {}
+    with KNOWN_ERRORS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            errors = {
+                name: Spread(*(float(row[f"{name}_{each}"]) for each in Spread._fields))
+                for name in ("ttft", "tpot", "e2el", "throughput")
+                if row[f"{name}_median"]
+            }
+            known[RunClass(*(row[each] for each in RunClass._fields))] = KnownError(int(row["runs"]), "", errors)
     return known

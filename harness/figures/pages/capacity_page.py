@@ -10,7 +10,20 @@ from typing import Any
 from harness.figures.chart import is_known
 from harness.figures.charts.capacity import capacities_chart, probes_chart
 from harness.figures.labels import parameter_label, short_name
-from harness.figures.pages.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
+from harness.figures.pages.elements import (
+    Cell,
+    Markup,
+    Tone,
+    bullets,
+    code,
+    figures,
+    folded,
+    section,
+    table,
+    tiles,
+    verdict,
+)
+from harness.figures.pages.notes import shared_notes
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.search_page import mixed_verdict, trials
@@ -62,6 +75,7 @@ def capacity_page(folder: Path) -> Page:
             ),  # tiles say it of one
             section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
             trials(searched) if searched else Markup(""),
+            section("Good to know", bullets(shared_notes(_notes(folder)))),
             reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
         ],
     )
@@ -155,6 +169,17 @@ def _named(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
 def _limits(document: Mapping[str, Any]) -> dict[str, float]:
     """The limits in ms by latency, and the percentile that they are for."""
     return {str(name): float(value) for name, value in (document.get("slo") or {}).items() if is_known(value)}
+
+
+def _notes(folder: Path) -> dict[str, list[str]]:
+    """What is to be known of each configuration by its folder: of its probe at the lowest load, as others may be
+    overloaded."""
+    found = {}
+    for job in sorted(path.parent for path in folder.glob(f"*/{CAPACITY}")) or [folder]:
+        probes = [read_document(path) for path in job.rglob(SUMMARY)]
+        lightest = min(probes, key=lambda probe: float(probe.get("offered_rate") or 0), default={})
+        found[job.name] = [str(note) for note in lightest.get("notes") or ()]
+    return found
 
 
 def _first_summary(folder: Path) -> Mapping[str, Any]:

@@ -243,11 +243,14 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     preempted = f"{_shown(summary, 'preemptions')}, {_shown(summary, 'recomputed_tokens')} tokens recomputed"
     batch = f"{_shown(summary, 'mean_batch_size')} sequences and {_shown(summary, 'mean_batch_tokens')} tokens"
+    found = f"{percent(summary.get('prefix_cache_hit_rate'))} of prompt tokens found"
+    if summary.get("prompts_share") is False:
+        found += ", as no prompts of this trace begin alike"
     return [
         ("Throughput", f"{_shown(summary, 'request_throughput')} requests/s · {total}"),
         ("Requests", " · ".join([requests, *failures])),
         ("Time", " · ".join([f"{_shown(summary, 'duration')} s", *phases])),
-        ("Prefix cache", f"{percent(summary.get('prefix_cache_hit_rate'))} of prompt tokens found"),
+        ("Prefix cache", found),
         ("Preemptions", preempted),
         ("Steps", f"{_shown(summary, 'num_steps')} · mean {batch}"),
         ("Cost model", str(summary.get("cost_model") or summary.get("cost_source") or "unknown")),

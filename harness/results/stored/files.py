@@ -35,7 +35,7 @@ VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
-_FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps"}, {"block_size", "num_blocks"}
+_FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
 _LISTS = ("notes", "servers", "server_counts")
 _NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths", "servers", "server_counts"}

@@ -13,7 +13,7 @@ from harness.errors import TwinServeError
 from harness.results.summary import number, percent
 from harness.studies.capacity.capacity import confirm
 from harness.studies.capacity.keys import counts_servers, unit_of
-from harness.studies.capacity.row import Row, confirmation_text, range_text, slo_text
+from harness.studies.capacity.row import Row, confirmation_text, order_text, range_text, slo_text, widened_text
 from harness.studies.capacity.table import print_table, read_document, write_document
 
 
@@ -82,7 +82,7 @@ def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
     text += f" (95 % interval of the capacity {range_text(row)})"
     others = [each for index, each in enumerate(rows) if index != best and each["capacity"] is not None]
     if not others:
-        return f"{text}."
+        return f"{text}.{widened_text(row)}"
     others.sort(key=lambda each: -each["per_gpu"])
     lowest = row["low"] / row["num_gpus"]
     equals = [each["label"] for each in others if each["high"] / each["num_gpus"] >= lowest]
@@ -93,7 +93,7 @@ def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
     if equals:
         shown = equals if len(equals) <= 3 else [*equals[:3], f"{len(equals) - 3} more"]
         text += f". The intervals do not tell it apart from: {'; '.join(shown)}"
-    return f"{text}."
+    return f"{text}.{widened_text(row)}{order_text(row, first)}"
 
 
 def _fleets_sentence(rows: Sequence[Row], best: int, key: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from harness.config import RunConfig, SimEngine
 from harness.config.pools import pools_of
 from harness.config.schema.tasks.capacity import CapacityConfig
+from harness.engines.resolving.known_error import known_error, load_of, run_class
 from harness.engines.resolving.system import resolve
 from harness.results.slo import limits_ms
 from harness.results.summary import number, percent
@@ -39,6 +40,7 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
         row |= _whole(config, found.estimate.value, found.estimate.low, found.estimate.high)
     row |= _what_it_brings(config, found.probes, row["capacity"])
     row["servers"] = servers_text(config) if config.num_servers > 1 else None
+    row["model_error"] = model_error(config)
     row |= {
         "price_per_gpu_hour": price_per_gpu_hour(config),
         "precision": found.estimate.precision if found.estimate else None,
@@ -61,6 +63,41 @@ def servers_text(config: RunConfig) -> str:
 def cost_source(config: RunConfig) -> str | None:
     """Where step times come from, in one line; None of a real engine."""
     return resolve(config).step_times_from() if isinstance(config.engine, SimEngine) else None
+
+
+def model_error(config: RunConfig) -> Row | None:
+    """The known error of throughput of simulations like this one, in percent; None of a real engine, of fitted
+    constants, and where no class of public runs is near."""
+    if not isinstance(config.engine, SimEngine):
+        return None
+    system = resolve(config)
+    known = None if system.calibration else known_error(run_class(system, load_of(config.arrival.kind)))
+    spread = known and known.errors.get("throughput")
+    return {**spread._asdict(), "runs": known.runs, "words": known.words} if known and spread else None
+
+
+def widened_text(row: Row) -> str:
+    """The interval with what the model's own error adds, which 80 % of the public runs are within; "" where it is not
+    known."""
+    error = row.get("model_error")
+    if error is None or row["capacity"] is None:
+        return ""
+    low, high = row["low"] / (1 + error["high"] / 100), row["high"] / (1 + error["low"] / 100)
+    return (
+        f" With the model's own error it is {number(low)} to {number(high)}: throughput was off by "
+        f"{error['low']:+.0f} to {error['high']:+.0f} % in 80 % of {error['runs']} public runs {error['words']}."
+    )
+
+
+def order_text(row: Row, second: Row) -> str:
+    """A sentence where the best and the second are nearer to each other than the model is to measured runs."""
+    errors = [each["model_error"]["median"] for each in (row, second) if each.get("model_error")]
+    if not errors or abs(row["per_gpu"] / second["per_gpu"] - 1) >= max(errors) / 100:
+        return ""
+    return (
+        f" Their order is within the model's own error, {max(errors):.0f} % of throughput at the median of such runs: "
+        "measure both."
+    )
 
 
 def _whole(config: RunConfig, value: float, low: float, high: float) -> Row:
@@ -136,7 +173,7 @@ def row_sentence(row: Row, key: str, slo: Mapping[str, Any], settings: CapacityC
     if row["servers"]:
         text = f"{row['servers']} hold {number(row['capacity'])} {unit} within the SLO ({slo_text(slo)})"
     text += f" (95 % interval {range_text(row)}; {row['num_probes']} probes)"
-    text += f"{costs_text(row)}."
+    text += f"{costs_text(row)}.{widened_text(row)}"
     if row["precision"] > settings.precision:
         more = f"capacity.max_probes={2 * settings.max_probes}"
         text += f" The interval is wider than the ±{100 * settings.precision:g} % asked for; {more} makes it narrower."

@@ -99,6 +99,7 @@ def read_compared(folders: Sequence[Path], names: Sequence[str] | None = None) -
     """
     runs = combine(folders, names)
     attrs = runs.attrs
+    attrs["first"] = next(iter(runs.loc[runs["status"] != "failed", "label"]), None)
     keys = [*attrs["parameters"], *([attrs["load"]] if attrs["load"] else []), "seed"]
     runs = runs.sort_values(keys, key=_sort_key, kind="stable")
     found: dict[str, list[dict[str, Floats]]] = {}

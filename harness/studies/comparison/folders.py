@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.documents import user_path
+from engine.documents import DocumentError, read_text, user_path
 from harness.errors import ConfigError
 from harness.results.stored.files import CAPACITY, FAILED, SUMMARY
 
@@ -57,9 +57,19 @@ def _natural(path: Path) -> list[str]:
 
 
 def job_folders(folder: Path) -> list[Path]:
-    """Folders at or below `folder` that hold a result or the record of a failure; by name, numbers in it by value."""
+    """Folders at or below `folder` that hold a result or the record of a failure; those of a sweep in the order in
+    which its command names them, others by name, numbers in it by value."""
     folders = {path.parent for name in (SUMMARY, FAILED) for path in folder.rglob(name)}
-    return sorted(folders, key=_natural)
+    return sorted(folders, key=lambda each: (_job_number(each), _natural(each)))
+
+
+def _job_number(folder: Path) -> int:
+    """The place of a job in its sweep, as Hydra records it; 0 where it does not."""
+    try:
+        found = re.search(r"^    num: (\d{1,9})$", read_text(folder / ".hydra" / "hydra.yaml"), re.MULTILINE)
+    except (DocumentError, OSError):
+        return 0
+    return int(found[1]) if found else 0
 
 
 def capacity_folders(folder: Path) -> list[Path]:

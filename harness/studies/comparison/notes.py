@@ -13,4 +13,10 @@ def notes_on(runs: pd.DataFrame, parameters: Collection[str]) -> list[str]:
             "block_size moves only capacity here, what fits the KV pool and what requests share: "
             "step times are priced without it"
         )
+    key = "scheduler.enable_prefix_caching"
+    if key in parameters and "prompts_share" in runs and not runs["prompts_share"].astype(bool).any():
+        notes.append(
+            f"{key} finds nothing here, as no prompts of the trace begin alike; try trace=sharegpt_multiturn, "
+            "shared_prefix, mooncake or bailian"
+        )
     return notes

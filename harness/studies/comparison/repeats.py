@@ -40,7 +40,8 @@ def configurations(runs: pd.DataFrame) -> pd.DataFrame:
 def with_differences(table: pd.DataFrame, baseline: str | int | None, metrics: Sequence[str]) -> pd.DataFrame:
     """The table with `<metric>_vs_baseline_pct`, the difference from the baseline's row at the same load, in percent.
 
-    baseline: label, name of a run, or index of a configuration; None is the first. Its label is in attrs["baseline"].
+    baseline: label, name of a run, or index of a configuration; None is the first that was given, attrs["first"]. Its
+    label is in attrs["baseline"].
 
     Raises:
         ConfigError: no configuration has that label or index.
@@ -62,6 +63,8 @@ def with_differences(table: pd.DataFrame, baseline: str | int | None, metrics: S
 def baseline_label(table: pd.DataFrame, baseline: str | int | None) -> str:
     """The label of the configuration that the others are compared with."""
     labels = table["label"].drop_duplicates().tolist()
+    if baseline is None and table.attrs.get("first") in labels:
+        return str(table.attrs["first"])
     if isinstance(baseline, int) and -len(labels) <= baseline < len(labels) or baseline is None:
         return str(labels[baseline or 0])
     if baseline in labels:

@@ -23,9 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, parse
-from harness.config.composing.composer import compose_once
 from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig, ReportConfig
-from harness.errors import ConfigError, TwinServeError
+from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.results.stored.files import FAILED, SUMMARY, read_summary, write_whole
 from harness.results.stored.lock import FolderInUseError, locked
 from harness.studies.comparison.folders import capacity_folders, expand_results, job_folders
@@ -34,9 +33,6 @@ from harness.studies.sweeps.finished import is_finished
 from harness.studies.sweeps.job_lines import JobLine, headline, result_text, shown, tell
 
 SOME_JOB_FAILED = 1
-USER_ERROR = 2
-# What callbacks of Hydra open; they go to worker processes as copies and so cannot hold it.
-UNTIL_THE_END = ExitStack()
 _UNTIL_THE_JOBS_ENDED = ExitStack()
 _UNTIL_THE_END_OF_LINES = ExitStack()
 Execute = Callable[[RunConfig, Path], None]
@@ -183,7 +179,6 @@ class SweepReport(Callback):
             SystemExit: the folder cannot be used, which is its cause.
         """
         _hold(config, "run.dir")
-        compose_once()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Notes the failures that earlier sweeps left, and makes the folder known should this one be interrupted.
@@ -197,7 +192,6 @@ class SweepReport(Callback):
             _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.Forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
         HydraConfig.instance().set_config(copy.deepcopy(config))
-        compose_once()
         _show_jobs(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -238,7 +232,7 @@ def _show_jobs(config: DictConfig) -> None:
     total = naming.number_of_jobs(overrides) if config.hydra.runtime.choices["hydra/sweeper"] == "basic" else None
     lines = shown(total, naming.width_of_names(overrides, left_out), with_bar=not config.get("verbose"))
     _UNTIL_THE_END_OF_LINES.enter_context(lines)
-    UNTIL_THE_END.callback(_UNTIL_THE_END_OF_LINES.close)
+    interrupts.UNTIL_THE_END.callback(_UNTIL_THE_END_OF_LINES.close)
 
 
 def _drawn_as(config: DictConfig) -> tuple[PlotConfig, str | int | None]:
@@ -255,7 +249,7 @@ def _hold(config: DictConfig, key: str) -> None:
         name = OmegaConf.select(config.hydra, key)
         if not name or "\0" in name:
             raise ConfigError(f"hydra.{key}={name!r}: must be the name of a folder")
-        UNTIL_THE_END.enter_context(locked(Path(name)))
+        interrupts.UNTIL_THE_END.enter_context(locked(Path(name)))
     except (TwinServeError, OSError, OmegaConfBaseException) as error:  # Hydra would turn it into a warning
         raise SystemExit(USER_ERROR) from error
 

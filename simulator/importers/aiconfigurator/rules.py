@@ -6,7 +6,7 @@ kernels on all systems (`mem_empirical_constant_latency`, `mem_bw_empirical_scal
 
 The host's share of a step is what the GPU waits for: sampling parameters, the sampler's small kernels, outputs, and in
 steps without a CUDA graph the launches of each layer. `HOST` was fitted to the runs of Llama-3.1-70B FP8 on H100 that
-InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models; its two
+InferenceX measured (`python -m experiments.inferencex.fit`), and is the same for all systems and models; its two
 times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
 
 That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs, which is what `step_us` stands for. Since

@@ -20,6 +20,7 @@ from engine.core.running.preemption import VICTIM_RULES  # noqa: E402
 from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import KINDS, MODEL, SETTINGS  # noqa: E402
+from tests.policies import ON_ANY_POOL  # noqa: E402
 from tests.selection import few  # noqa: E402
 
 NUM_FOR_A_COMMIT = 3
@@ -37,7 +38,7 @@ KINDS_OF_PARAMS = [
 
 def draw_settings(rng: random.Random) -> dict[str, Any]:
     """An engine with too few blocks, of any rules."""
-    policy = rng.choice(sorted(POLICIES))
+    policy = rng.choice(ON_ANY_POOL)
     settings: dict[str, Any] = {
         **SETTINGS, **KINDS[rng.choice(sorted(KINDS))], "policy": policy, "async_scheduling": True,
         "num_blocks": rng.choice([30, 30, 45]), "max_num_seqs": rng.choice([3, 8]), "watermark": rng.choice([0.0, 0.1]),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from engine.core.kv.tier import DEVICE
-from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError, SequenceStatus
 from tests.engine.core.builders import chunks, ids, make, run, step
+from tests.policies import ON_ANY_POOL
 
-ALL = pytest.mark.parametrize("policy", sorted(POLICIES))
+ALL = pytest.mark.parametrize("policy", ON_ANY_POOL)
 
 
 def forked(num_prompt_tokens: int, max_tokens: int = 6) -> tuple[Scheduler, Request]:

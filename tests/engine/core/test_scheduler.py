@@ -10,9 +10,10 @@ from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.core.builders import chunks, make, run
+from tests.policies import ON_ANY_POOL
 from tests.selection import few
 
-ALL = pytest.mark.parametrize("policy", sorted(POLICIES))
+ALL = pytest.mark.parametrize("policy", ON_ANY_POOL)
 
 
 @pytest.mark.parametrize(

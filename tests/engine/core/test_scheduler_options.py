@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.policies import POLICIES
 from engine.core.running.preemption import VICTIM_RULES
 from engine.core.sequence import Request, RequestRefusedError
 from tests.engine.core.builders import bare_sequence, chunks, ids, make, run, step
+from tests.policies import ON_ANY_POOL
 
 
 @pytest.mark.parametrize(("eviction", "takes_the_older"), [("unhashed_first", False), ("lru", True)])
@@ -86,7 +86,7 @@ def test_a_long_prompt_leaves_room_for_others_in_a_step() -> None:
     assert plans == [[(0, 0, 5), (1, 0, 3), (2, 0, 5)], [(0, 5, 5)], [(0, 10, 2)]]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", ON_ANY_POOL)
 def test_prompts_stay_whole_without_chunked_prefill(policy: str) -> None:
     scheduler = make(policy, max_num_batched_tokens=16, enable_chunked_prefill=False)
     scheduler.add(Request(0, 10, 3))

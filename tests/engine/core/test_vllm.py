@@ -19,6 +19,7 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
+from experiments import composed
 from harness.workload.arrivals import OpenLoop
 from simulator.fleet import Fleet
 from simulator.replica import Replica
@@ -26,10 +27,11 @@ from tests.engine.core import vllm_reference
 from tests.engine.core.vllm_reference import Step, VllmScheduler
 
 CONF = Path(__file__).parents[3] / "conf" / "scheduler"
+SCHEDULER = composed("scheduler=vllm", "engine.vllm_version=0.19.0").scheduler  # the reference is of that version
 PRESET = {
-    name: value
-    for name, value in yaml.safe_load((CONF / "vllm.yaml").read_text(encoding="utf-8")).items()
-    if name != "defaults"  # mixed
+    name: getattr(SCHEDULER, name)
+    for name in yaml.safe_load((CONF / "vllm.yaml").read_text(encoding="utf-8"))
+    if name not in ("defaults", "options")  # mixed, which has no options
 }
 
 

@@ -28,6 +28,12 @@ POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
     "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
     "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},
     "fair": {"input_weight": [0, 1], "output_weight": [1, 2]},
+    "sglang": {
+        "schedule_policy": ["fcfs", "fcfs", "lpm", "dfs-weight", "lof", "random"],
+        "schedule_conservativeness": [0.05, 0.05, 0.3, 1.0],
+        "enable_mixed_chunk": [False, True],
+        "ignore_eos": [False, False, True],
+    },
 }
 """Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""
 OWN_POLICY = "tests.engine.fuzz.outputs_fit:OutputsFit"
@@ -42,6 +48,17 @@ UNSHARED: dict[str, Any] = {
     "recompute_token_us": None,
 }
 """Options that go with contiguous reservations."""
+RADIX: dict[str, Any] = {
+    "eviction": "radix",
+    "allocation": "chunk",
+    "admission": "full_prompt",
+    "preemption": "recompute",
+    "recompute_token_us": None,
+    "max_padding": None,
+    "long_prefill_token_threshold": 0,
+    "watermark": 0.0,
+}
+"""Options that go with `policy=sglang`."""
 
 
 def random_options(rng: random.Random) -> SchedulerOptions:
@@ -108,7 +125,7 @@ def draw_policy(
             case.priority = 0 if case.arrival_step else rng.randint(1, 3)
         if policy == "static" and rng.random() < 0.2:  # it ends while others of its batch wait for what comes back
             case.tokens = case.tokens[: case.num_prompt_tokens + 1]
-    return replace(options, policy=policy, options=own, victim=victim)
+    return replace(options, policy=policy, options=own, victim=victim, **(RADIX if policy == "sglang" else {}))
 
 
 def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
@@ -126,6 +143,22 @@ def for_supply(workload: Workload) -> Workload:
     options = replace(workload.options, enable_prefix_caching=True, long_prefill_token_threshold=0)
     cases = [replace(case, contents="tokens", abort_step=None, num_sequences=1) for case in workload.cases]
     return replace(workload, cases=cases, options=options, contiguous=None, num_drafts=None, num_lanes=1)
+
+
+def for_radix(workload: Workload) -> Workload:
+    """The workload without what does not go with a radix tree."""
+    cases = [replace(case, num_sequences=1) for case in workload.cases]
+    return replace(
+        workload,
+        cases=cases,
+        num_blocks=workload.num_blocks + 2,
+        max_num_batched_tokens=max(workload.max_num_batched_tokens, workload.block_size),
+        num_host_blocks=0,
+        offload=None,
+        contiguous=None,
+        num_lanes=1,
+        num_drafts=None,
+    )
 
 
 def random_workload(seed: int, policy: str | None = None) -> Workload:
@@ -196,6 +229,8 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
         spare_blocks = [1, most // 2, most, 2 * most]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
+    is_radix = options.policy == "sglang"
+    preemption = "recompute" if is_radix else preemption
     num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
     token_us = 1.0 if preemption == "auto" else None
     options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
@@ -218,6 +253,8 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
+    if is_radix:
+        return for_radix(workload)
     workload = with_memory_scheme(workload, random.Random(f"memory {seed}"))
     return for_supply(workload) if makes_supply else workload
 

@@ -45,6 +45,8 @@ def queue_key(workload: Workload, scheduler: Scheduler, sequence: Sequence) -> t
 
 def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, now: int) -> None:
     """Prove, after a plan was made, that admissions were in order and that the next in the queue could not enter."""
+    if workload.options.policy == "sglang":  # it keeps free what it expects others to need
+        return
     queue, is_fair = scheduler.waiting, isinstance(scheduler.waiting, TenantQueue)
     head = queue.head if queue else None
     admitted = [] if plan is None else plan.admitted
@@ -129,6 +131,8 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
     """All full blocks that decodes have computed are known by their content, as far as that is known."""
     if not workload.options.enable_prefix_caching or scheduler.plans_ahead or workload.num_drafts is not None:
         return
+    if workload.options.eviction == "radix":  # what is generated is cached at its end
+        return
     for running in (planner.running for planner in scheduler._planners if not planner.running.flights):
         for sequence in running.decodes.findable:
             num_full = sequence.num_computed_tokens // workload.block_size
@@ -140,8 +144,10 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
 def check_found_ahead(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
     """Where steps are planned ahead, all full blocks of known tokens that decodes have computed can be found when they
     are planned: only who gets a token of the step under way has one that is not known."""
-    running = scheduler._planners[plan.lane].running
-    if not workload.options.enable_prefix_caching or not plan.num_decodes or workload.num_drafts is not None:
+    running, options = scheduler._planners[plan.lane].running, workload.options
+    if not options.enable_prefix_caching or options.eviction == "radix":
+        return
+    if not plan.num_decodes or workload.num_drafts is not None:
         return
     before = running.flights[0] if len(running.flights) > 1 else None
     for sequence in running.decodes.findable:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from tests.engine.fuzz.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, random_workload
+from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, RADIX, for_radix, random_workload
 from tests.engine.fuzz.mutants.all_mutants import FOR_A_COMMIT, MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.soundness import check_workload
@@ -51,16 +51,18 @@ def small_workloads(draw: st.DrawFn) -> Workload:
     longest = max(-(-len(case.tokens) // block_size) for case in cases)
     policy = draw(st.sampled_from(sorted(POLICIES)))
     names = sorted({*ALTERNATIVES} - ({"victim"} if POLICIES[policy].chooses_victims else set()))
-    return Workload(
+    options = {
+        "policy": policy,
+        "watermark": draw(st.sampled_from([0.0, 0.1])),
+        "enable_prefix_caching": draw(st.booleans()),
+        "preemption": preemption,
+        "recompute_token_us": 1.0 if preemption == "auto" else None,
+        **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(names)))},
+        **(RADIX if policy == "sglang" else {}),
+    }
+    workload = Workload(
         cases,
-        options=SchedulerOptions(
-            policy=policy,
-            watermark=draw(st.sampled_from([0.0, 0.1])),
-            enable_prefix_caching=draw(st.booleans()),
-            preemption=preemption,  # type: ignore[arg-type]
-            recompute_token_us=1.0 if preemption == "auto" else None,
-            **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(names)))},
-        ),
+        options=SchedulerOptions(**options),
         block_size=block_size,
         num_blocks=longest + draw(st.integers(1, 8)),
         max_num_seqs=max_num_seqs,
@@ -68,6 +70,7 @@ def small_workloads(draw: st.DrawFn) -> Workload:
         num_host_blocks=draw(st.sampled_from([2, 8])) if preemption in ("swap", "auto") else 0,
         transfer_block_us=0.4 * block_size,
     )
+    return for_radix(workload) if policy == "sglang" else workload
 
 
 @given(small_workloads())

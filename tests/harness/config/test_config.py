@@ -46,6 +46,25 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         ),
         (["arrival.rate=-1"], "arrival.rate=-1: must be a number > 0"),
         (["scheduler.policy=foo"], f"scheduler.policy='foo': choose one of {', '.join(sorted(POLICIES))}"),
+        (["scheduler.eviction=radix"], "scheduler.eviction=radix: policy=sglang, and no other, has eviction=radix"),
+        (["scheduler=sglang", "trace.n=2"], "trace.n=2: not with scheduler=sglang"),
+        (["scheduler=sglang", "tiers=host"], "tiers.host.gib=64: not with scheduler=sglang"),
+        (
+            ["scheduler=sglang", "scheduler.preemption=partial"],
+            "scheduler.preemption=partial: not with policy=sglang; scheduler=sglang sets what it needs",
+        ),
+        (
+            ["scheduler=sglang", "block_size=512", "max_num_seqs=1", "max_num_batched_tokens=256"],
+            "block_size=512 above max_num_batched_tokens=256: not with scheduler=sglang",
+        ),
+        (
+            ["scheduler=sglang", "engine=cpu", "model=tiny", "device=laptop-cpu"],
+            "scheduler.async_scheduling=true with engine=cpu: not with scheduler=sglang",
+        ),
+        (
+            ["scheduler=sglang", "scheduler.options.schedule_policy=hrrn"],
+            "scheduler.options.schedule_policy='hrrn': choose one of fcfs, lpm, dfs-weight, lof, random",
+        ),
         (["scheduler.watermark=1"], "scheduler.watermark=1: must be a number >= 0 and < 1"),
         (["scheduler.enable_prefix_caching=1"], "scheduler.enable_prefix_caching=1: must be true or false"),
         (["model.name=''"], "model.name='': must be text that is not empty"),

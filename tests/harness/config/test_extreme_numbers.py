@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from harness.cli import execute
 from harness.config import parse
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError, TwinServeError
+from harness.jobs import execute
 from simulator.quantities import RANGES
 from tests.harness.builders import composed, config
 

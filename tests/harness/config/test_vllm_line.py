@@ -76,7 +76,7 @@ def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:
     for prefix in ("VLLM_ATTENTION_BACKEND=FLASHINFER A='x y' ", "env VLLM_ATTENTION_BACKEND=FLASHINFER "):
         notes = translate(prefix + SERVE).notes
         assert any(note.startswith("VLLM_ATTENTION_BACKEND=FLASHINFER") and "not simulated" in note for note in notes)
-    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for vLLM's engine V0"):
+    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for the engine V0"):
         translate(f"VLLM_USE_V1=0 {SERVE}")
     with pytest.raises(ConfigError, match="--nnodes 2: not simulated"):
         translate(f"{SERVE} --nnodes 2 -tp 16")
@@ -117,6 +117,7 @@ def test_a_model_or_a_file_that_cannot_be_is_named(name: str) -> None:
         ("docker run --ipc=host ghcr.io/x/vllm-openai --model Qwen/Qwen3-8B {}", None),
         ("docker run vllm/vllm-openai:nightly-01d4d1ad3 vllm serve Qwen/Qwen3-8B {}", None),
         ("docker run vllm/vllm-openai:v0.10.2@sha256:ab12 --model Qwen/Qwen3-8B {}", "0.10.2"),
+        (f"{SERVE} {{}}  # vLLM 0.19.1; H100", "0.19.1"),
     ],
 )
 def test_command_lines_are_read_as_people_paste_them(command: str, version: str | None) -> None:
@@ -126,4 +127,4 @@ def test_command_lines_are_read_as_people_paste_them(command: str, version: str 
     made = config(*found.overrides)
     assert isinstance(made.engine, SimEngine)
     assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
-    assert [note for note in found.notes if "--swap-space" in note and "before 0.19" in note]
+    assert [note for note in found.notes if "--swap-space" in note and "of earlier versions" in note]

@@ -19,7 +19,6 @@ from engine.core.hashing import extend_hashes
 from engine.core.kv.contiguous import Contiguous
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
-from engine.core.policies import POLICIES
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
@@ -40,6 +39,7 @@ from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
 from simulator.fleet import Fleet
 from simulator.replica import Replica
+from tests.policies import ON_ANY_POOL, SGLANG
 
 SHAPE = {
     "name": "twin", "num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -256,7 +256,7 @@ def run_twin(
     return recorder
 
 
-OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES)}
+OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in ON_ANY_POOL} | {"sglang": SGLANG}
 OPTIONS["vllm"] = SchedulerOptions(
     watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
 )

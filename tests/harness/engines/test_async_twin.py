@@ -27,8 +27,9 @@ from tests.harness.engines.builders import (  # noqa: E402
     run_real,
     run_twin,
 )
+from tests.policies import ON_ANY_POOL  # noqa: E402
 
-AHEAD = {name: replace(options, async_scheduling=True) for name, options in OPTIONS.items()}
+AHEAD = {name: replace(each, async_scheduling=True) for name, each in OPTIONS.items() if each.eviction != "radix"}
 NUM_FUZZED = 6
 
 
@@ -67,7 +68,7 @@ class Case:
         self.num_blocks = rng.choice([20, 30, 60, 400])
         self.offload = rng.choice([None, None, OffloadOptions(), OffloadOptions(overlap=False)])
         self.contiguous = Contiguous() if rng.random() < 0.1 and (self.trace.table["n"] == 1).all() else None
-        policy = rng.choice(sorted(POLICIES))
+        policy = rng.choice(ON_ANY_POOL)
         victim: Any = rng.choice(sorted(VICTIM_RULES))
         preemption: PreemptionMode = rng.choice(["recompute", "partial", "swap", "auto"])
         # What samples of a prompt generate has no identity in a simulation.

@@ -194,7 +194,10 @@ def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> 
     [
         (["replicas=2", "engine=cpu"], "^replicas=2: engine=cpu is one server"),
         (["pipeline_parallel_size=2", "engine=cpu"], "^pipeline_parallel_size=2: engine=cpu is one server"),
-        (["pipeline_parallel_size=2", "scheduler=vllm"], "^pipeline_parallel_size=2: .*async_scheduling=false"),
+        (
+            ["pipeline_parallel_size=2", "scheduler.async_scheduling=true"],
+            "^pipeline_parallel_size=2: .*async_scheduling=false",
+        ),
         (["pipeline_parallel_size=2", "tiers=host"], "^pipeline_parallel_size=2: .* use tiers=none"),
         (["pipeline_parallel_size=2", "cost=linear"], "^pipeline_parallel_size=2: cost=linear does not tell"),
         (["pipeline_parallel_size=99"], "^pipeline_parallel_size=99: must be <= 36"),

@@ -18,8 +18,8 @@ import pandas as pd
 import pytest
 
 from engine.core.plan import StepOutcome
-from harness.cli import execute
 from harness.errors import ConfigError, EngineError, TwinServeError
+from harness.jobs import execute
 from harness.record.recorder import Recorder
 from harness.results.stored.files import read_results
 from harness.terminal import run

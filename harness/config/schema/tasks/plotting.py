@@ -42,6 +42,6 @@ AS_USUAL = PlotConfig()
 
 class ReportConfig(ConfigModel):
     """`baseline` is the configuration that comparisons take differences from: its label, the name of one of its runs,
-    or its index; None takes the first."""
+    or its index; None takes the first that was given."""
 
     baseline: Text | int | None = None

@@ -8,11 +8,11 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.eviction import Eviction
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tier import DEVICE, Transfer
-from engine.core.policies import POLICIES
 from engine.core.sequence import Request
 from tests.engine.core.builders import bare_sequence, chunks, make, run, sequences
+from tests.policies import ON_ANY_POOL
 
-ALL = pytest.mark.parametrize("policy", sorted(POLICIES))
+ALL = pytest.mark.parametrize("policy", ON_ANY_POOL)
 
 
 @ALL
@@ -26,7 +26,7 @@ def test_a_repeated_prompt_that_fills_its_last_block_computes_one_token(policy: 
         assert plan.transfers == []
 
 
-@pytest.mark.parametrize("policy", sorted({*POLICIES} - {"static"}))  # admits nobody beside a decode
+@pytest.mark.parametrize("policy", sorted({*ON_ANY_POOL} - {"static"}))  # admits nobody beside a decode
 def test_a_last_block_that_another_holds_is_copied_before_it_is_written(policy: str) -> None:
     scheduler = make(policy)
     prompt = list(range(8))

@@ -1,44 +1,62 @@
-"""The cost model's known error: only figures of docs/fidelity.md."""
+"""A run's known error is that of the nearest class of public measurements."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from experiments import composed
-from harness.engines.resolving.known_error import _rows, cost_model_text
+from harness.engines.resolving import known_error
+from harness.engines.resolving.known_error import KnownError, RunClass, Spread, cost_model_text, load_of
 from harness.engines.resolving.system import resolve
 
-PAGE = (Path(__file__).parents[4] / "docs" / "fidelity.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("row", _rows(), ids=lambda row: f"{row['system']}-{row['models'][0]}-{row['quantization']}")
-def test_every_figure_is_one_of_the_page(row: dict[str, str]) -> None:
-    if row["statistic"] == "median":
-        starts = f"| {row['runs']} | {row['tpot']:.1f} |", f"| {row['runs']} | kernels | {row['tpot']:.1f} |"
-        lines = [line for line in PAGE.splitlines() if any(start in line for start in starts)]
-        assert any(f"| {row['ttft']:.1f} |" in line for line in lines)
-    else:
-        assert f"TPOT within {row['tpot']} %" in PAGE and f"{row['ttft']} %" in PAGE
+OF = RunClass("kernels", "H100", "dense", "llama", "fp8", "closed loop")
+ELSEWHERE = OF._replace(device="H200")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "text"),
+    ("rows", "found"),
     [
-        (("cost=roofline",), "roofline, TPOT off by 37 %, throughput by 40 % at the median of 50 public runs"),
-        (("cost=linear",), "linear, not validated"),
+        ({OF: 3, OF.without("load"): 90}, (3, "kind of load")),
+        ({OF: 2, OF.without("load"): 90}, (90, "weights and GPU")),
+        ({OF: 1, OF.without("load", "model", "precision"): 2}, (1, "kind of load")),
         (
-            ("model=llama-3.1-70b", "quantization=fp8", "tensor_parallel_size=4"),
-            "TPOT within 2.7 % at the median of 45 runs",
+            {OF.without("load", "model"): 7, OF.without("load", "model", "precision"): 50},
+            (7, "dense models with"),
         ),
-        (("model=llama-3.3-70b", "quantization=fp8", "device=h200", "tensor_parallel_size=4"), "TPOT within 6.3 %"),
-        (("model=qwen3-4b",), "not validated for this model (others on this device: median TPOT error 1.9 to 41.5 %)"),
-        (("device=a100-80gb",), "not validated for this model (others on this device: median TPOT error 2.9 to 7 %)"),
-        (("device=l40s",), "not validated on l40s"),
-        (("device=rtx-pro-6000",), "not validated on rtx_pro_6000_server"),
-        (("device=rtx-4090",), "roofline, TPOT off by 37 %"),
+        ({OF.without("load", "model", "precision"): 50, OF.without("load", "model", "device"): 9}, (50, "on this GPU")),
+        ({OF.without("load", "model", "device"): 9}, (9, "on other GPUs")),
+        ({ELSEWHERE: 50, OF._replace(cost="roofline"): 50, OF._replace(model="qwen"): 9}, None),
     ],
 )
-def test_the_text_names_cost_model_and_error(overrides: tuple[str, ...], text: str) -> None:
-    assert text in cost_model_text(resolve(composed(*overrides)))
+def test_the_nearest_class_with_enough_runs_is_taken(
+    rows: dict[RunClass, int], found: tuple[int, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {key: KnownError(runs, "", {"tpot": Spread(1, 2, -1, -2, 2)}) for key, runs in rows.items()}
+    monkeypatch.setattr(known_error, "_known", lambda: known)
+    nearest = known_error.known_error(OF)
+    assert (nearest is None) == (found is None)
+    if nearest is not None and found is not None:
+        assert nearest.runs == found[0] and found[1] in nearest.words
+
+
+@pytest.mark.parametrize(
+    ("overrides", "load", "texts"),
+    [
+        (("cost=roofline",), "poisson", ("roofline: TTFT -", "TPOT -", "on this GPU")),
+        (("cost=linear",), "poisson", ("linear, not validated",)),
+        (
+            ("model=llama-3.1-70b", "quantization=fp8", "tensor_parallel_size=4"), "closed_loop",
+            ("profiled (aiconfigurator h100_sxm", "in 45 public runs of the same model, weights, GPU and kind of load"),
+        ),
+        (
+            ("model=llama-3.3-70b", "quantization=fp8", "tensor_parallel_size=4"), "poisson",
+            ("of dense models with such weights on this GPU",),
+        ),
+        (("model=qwen3-14b",), "all_at_once", ("TPOT -41.5 %", "in 5 public runs of the same model")),
+        (("device=l40s",), "poisson", ("of dense models with such weights on other GPUs",)),
+        (("model=qwen3-next-80b-a3b", "tensor_parallel_size=4"), "poisson", ("no public run is like this one",)),
+    ],
+)  # fmt: skip
+def test_the_text_names_cost_model_and_error(overrides: tuple[str, ...], load: str, texts: tuple[str, ...]) -> None:
+    text = cost_model_text(resolve(composed(*overrides)), load_of(load))
+    assert all(each in text for each in texts), text

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments import composed
+from harness.config.command_lines.vllm_import import overrides
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from simulator.system import System
@@ -133,3 +134,29 @@ def test_a_version_has_the_defaults_since_the_one_before_it(name: str | None, ex
 def test_what_is_unknown_is_one_line(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(override)
+
+
+@pytest.mark.parametrize(
+    ("version", "eviction", "cuts_alone", "ends", "b200"),
+    [
+        ("0.19.1", "lru", True, True, 8192),
+        ("0.22.1", "lru", True, True, 8192),
+        ("0.23.0", "unhashed_first", True, True, 8192),
+        ("0.28.0", "unhashed_first", True, True, 16384),
+        ("0.31.0", "unhashed_first", False, True, 16384),
+        ("null", "unhashed_first", False, False, 16384),
+    ],
+)
+def test_a_version_has_its_rules(version: str, eviction: str, cuts_alone: bool, ends: bool, b200: int) -> None:
+    line = overrides("vllm serve Qwen/Qwen3-8B")
+    made = composed(*line, "device=b200", f"engine.vllm_version={version}")
+    assert (made.scheduler.eviction, made.max_num_batched_tokens) == (eviction, b200)
+    assert made.scheduler.options == {"cuts_alone": cuts_alone, "ends_with_giving_way": ends}
+    others = composed("scheduler=vllm", "scheduler.policy=fair", f"engine.vllm_version={version}")
+    assert others.scheduler.options == {}, "of other policies"
+
+
+@pytest.mark.parametrize("more", ["speculation=ngram", "pipeline_parallel_size=2"])
+def test_what_cannot_be_planned_ahead_is_not(more: str) -> None:
+    assert composed("scheduler=vllm").scheduler.async_scheduling
+    assert not composed("scheduler=vllm", more).scheduler.async_scheduling

@@ -11,7 +11,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import cli
+from harness import cli, jobs
 from harness.results.stored.files import REPORT
 from tests.harness.builders import CONF
 from tests.harness.figures.pages.builders import validation_page, write_run
@@ -40,7 +40,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
 
     @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
     def main(cfg: DictConfig) -> None:
-        cli.run_job(cfg)
+        jobs.run_job(cfg)
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments])

@@ -20,7 +20,7 @@ from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_t
 from harness.studies.capacity.keys import load_of, searched_key, with_load
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
 from harness.studies.capacity.probe import Probe, run_probe
-from harness.studies.capacity.row import row_of
+from harness.studies.capacity.row import order_text, row_of, widened_text
 from tests.harness.builders import config, execute_in
 from tests.harness.studies.capacity.builders import ROOM, World, probe
 
@@ -260,3 +260,19 @@ def test_a_sweep_confirms_its_best_unless_it_was_interrupted(
     assert not confirmed
     write_capacities([small], tmp_path)
     assert confirmed == [small]
+
+
+ERROR = {"median": 6.0, "low": -10.0, "high": 25.0, "runs": 45, "words": "of the same model"}
+
+
+def test_an_interval_says_what_the_models_own_error_makes_of_it() -> None:
+    row = {"capacity": 10.0, "low": 9.0, "high": 10.8, "model_error": ERROR}
+    assert "own error it is 7.20 to 12.0: throughput was off by -10 to +25 % in 80 % of 45" in widened_text(row)
+    assert not widened_text({**row, "model_error": None}) and not widened_text({**row, "capacity": None})
+
+
+@pytest.mark.parametrize(("second", "is_said"), [(9.6, True), (9.0, False)])
+def test_an_order_within_the_models_own_error_is_said(second: float, is_said: bool) -> None:
+    best = {"per_gpu": 10.0, "model_error": ERROR}
+    assert ("measure both" in order_text(best, {"per_gpu": second, "model_error": None})) == is_said
+    assert not order_text({**best, "model_error": None}, {"per_gpu": second, "model_error": None})

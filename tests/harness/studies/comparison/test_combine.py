@@ -18,8 +18,9 @@ from scipy import stats
 from engine.documents import yaml_text
 from harness.errors import ConfigError
 from harness.studies.comparison.combine import combine
-from harness.studies.comparison.comparison import write_comparison
+from harness.studies.comparison.comparison import compare_folders, write_comparison
 from harness.studies.comparison.comparison_table import print_comparison
+from harness.studies.comparison.folders import job_folders
 from harness.studies.comparison.parameters import Settings, find_swept
 from harness.studies.comparison.repeats import baseline_label, configurations, t_interval, with_differences
 from tests.harness.results.builders import store
@@ -179,6 +180,24 @@ def test_differences_are_from_the_baseline_at_the_same_load(tmp_path: Path) -> N
             ConfigError, match=f"report.baseline={baseline}: give an index below 2 or one of mixed; vllm"
         ):
             baseline_label(table, baseline)
+
+
+def test_the_baseline_is_what_was_given_first(tmp_path: Path) -> None:
+    folders = [store(tmp_path / str(size), {"block_size": size}) for size in (64, 32, 16)]
+    (folders[0] / "summary.json").write_text("{}")
+    for given, first in ((folders[1:], "32"), (folders[:0:-1], "16"), (folders, "32")):
+        assert compare_folders(given).table.attrs["baseline"] == first, "the first that can be read"
+
+
+def test_the_jobs_of_a_sweep_come_in_the_order_of_its_command(tmp_path: Path) -> None:
+    for number, name in enumerate(("vllm", "mixed", "fair")):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / "failed.json").write_text("{}")
+        (tmp_path / name / ".hydra" / "hydra.yaml").write_text(f"hydra:\n  job:\n    name: x\n    num: {number}\n")
+    assert [folder.name for folder in job_folders(tmp_path)] == ["vllm", "mixed", "fair"]
+    (tmp_path / "vllm" / ".hydra" / "hydra.yaml").unlink()
+    (tmp_path / "vllm" / ".hydra" / "hydra.yaml").symlink_to("/dev/zero")
+    assert [folder.name for folder in job_folders(tmp_path)] == ["vllm", "mixed", "fair"]
 
 
 def test_without_a_load_the_name_of_an_overloaded_configuration_is_marked(tmp_path: Path) -> None:

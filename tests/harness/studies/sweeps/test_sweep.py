@@ -81,10 +81,10 @@ def run_sweep(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     HydraConfig.instance().cfg = None
 
 
-def test_jobs_are_run_and_compared_in_the_order_of_their_values(run_sweep: Sweep, recorder: Recorder) -> None:
+def test_jobs_are_run_and_compared_in_the_order_in_which_they_are_given(run_sweep: Sweep, recorder: Recorder) -> None:
     assert run_sweep("block_size=128,16") == 0
     assert recorder.jobs == ["block_size=128", "block_size=16"]
-    assert recorder.compared == [["block_size=16", "block_size=128"]]
+    assert recorder.compared == [["block_size=128", "block_size=16"]]
     assert load(Path("m/block_size=16/config.yaml")).progress is False  # the sweep has a bar of its own
 
 

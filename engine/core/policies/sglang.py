@@ -1,0 +1,98 @@
+"""The scheduler of SGLang 0.5.23: prompts before decodes, admission by an estimate of what the running requests will
+still generate, and retraction when it was too low."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from engine.core.admission.need import Need
+from engine.core.admission.waiting_queue import QueueOrder
+from engine.core.kv.radix import RadixManager
+from engine.core.plan import StepDraft
+from engine.core.planning.asking import WAIT, WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
+from engine.core.planning.policy import BasePolicy
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.preemption import Preemption
+from engine.core.sequence import Sequence
+from engine.core.sglang.batch import RunningBatch, num_output_tokens
+from engine.core.sglang.budget import MOST_NEW_TOKENS, NewTokenRatio, max_new_tokens
+from engine.core.sglang.decoding import decode, mix
+from engine.core.sglang.prompts import plan_prompts
+from engine.core.sglang.queue import SCHEDULE_POLICIES, SglangQueue
+
+
+@dataclass(frozen=True)
+class SglangOptions:
+    """Settings of `policy=sglang`, by the names that SGLang gives them.
+
+    Attributes:
+        schedule_policy: who is next: fcfs who came first, lpm who has the longest prefix in the cache, dfs-weight those
+            of the subtree of the cache that the most wait for, lof who may generate the most, random anybody. A request
+            that was retracted comes last, except as these rules have it.
+        schedule_conservativeness: factor of the share of its `max_tokens` that a request is expected to generate.
+        enable_mixed_chunk: decodes take part in steps with prompts.
+        ignore_eos: all requests generate as many tokens as they may, as those of benchmarks do, and the scheduler
+            knows it.
+    """
+
+    schedule_policy: str = "fcfs"
+    schedule_conservativeness: float = 1.0
+    enable_mixed_chunk: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule_policy not in SCHEDULE_POLICIES:
+            raise ValueError(f"schedule_policy={self.schedule_policy!r}: choose one of {', '.join(SCHEDULE_POLICIES)}")
+        if not 0 <= self.schedule_conservativeness <= 100:
+            raise ValueError(f"schedule_conservativeness={self.schedule_conservativeness:g}: must be >= 0 and <= 100")
+
+
+class Sglang(BasePolicy):
+    """A step is prompts, or else all decodes, as in the loop of SGLang."""
+
+    options_type: ClassVar[type[Any]] = SglangOptions
+    chooses_victims = True
+    uses_radix_tree = True
+
+    def __init__(self, order: QueueOrder, preemption: Preemption, options: SglangOptions) -> None:
+        super().__init__(order, preemption, options)
+        self._options = options
+        self._queue = SglangQueue(options.schedule_policy)
+        self._batch = RunningBatch()
+        self._ratio = NewTokenRatio(options.schedule_conservativeness)
+        self._last: Sequence | None = None  # one of those of the last step
+
+    def make_queue(self) -> SglangQueue:
+        return self._queue
+
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        """For the horizon only: while the batch is full nobody is looked at."""
+        return WAIT if self._batch.is_full else WAIT_FOR_A_STEP
+
+    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
+        blocks, running, batch = planner.admission.blocks, planner.running, self._batch
+        assert isinstance(blocks, RadixManager)
+        blocks.keep_spare(0)
+        self._ratio.follow(running.num_decode_steps)
+        if not running.sequences and self._was_idle():
+            self._ratio.reset()
+        batch.follow(running, blocks)
+        num_mixed = len(batch.sequences) if self._options.enable_mixed_chunk else 0
+        share = 1.0 if self._options.ignore_eos else self._ratio.current
+        new = [max_new_tokens(each) - num_output_tokens(running, each) for each in batch.sequences]
+        num_reserved = sum([min(number, MOST_NEW_TOKENS) * share for number in new])
+        plan_prompts(planner, draft, blocks, batch, self._queue, num_mixed=num_mixed, num_reserved=num_reserved)
+        if not draft.prefills:
+            decode(planner, draft, blocks, batch, self._ratio)
+        elif num_mixed:
+            mix(planner, draft, blocks, batch, self._ratio)
+        self._last = next(iter(batch.joining or batch.sequences), self._last)
+
+    def _was_idle(self) -> bool:
+        """Whether nobody was there between the last step and the arrival of those who wait now."""
+        end = None if self._last is None else self._last.request.finish_time
+        return end is None or all(each.request.arrival_time > end for each in self._queue)
+
+
+POLICY = Sglang

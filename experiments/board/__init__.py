@@ -1,0 +1,1 @@
+"""The board: how far off simulations of every public measurement are."""

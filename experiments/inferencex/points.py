@@ -1,0 +1,142 @@
+"""All rows of silicon_sample.csv as points of the board: those of vLLM by their servers, others as another engine's.
+
+silicon_sample.csv lies in the package aiconfigurator-core, in systems/: InferenceX, and NVIDIA's own rows. Each row is
+simulated as a closed loop, as by `task=validate validation.measured=inferencex:`, with the profiles that come with the
+project and the servers of harness/measured/public_servers.py. The file does not say whether its times are means; its
+throughput is derived from them, measured and predicted alike. Beside them stand estimates of aiconfigurator itself,
+from experiments/results/inferencex_peer.csv, which peer.py makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments import RESULTS
+from experiments.board.point import Found, Point, loop_throughput, refusal
+from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server
+from experiments.inferencex.simulation import CaseRows
+from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
+from harness.errors import MeasuredRunError, TwinServeError
+from harness.measured.public_servers import SERVERS, PublicServer
+from harness.validation.contradictions import contradicted
+
+_APART = "prefill and decode on different GPUs"
+_LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"
+_PEER = RESULTS / "inferencex_peer.csv"
+_FITTED = {("Llama-3.1-70B FP8", "h100-80gb", None), ("Qwen3-32B", "h100-80gb", 2)}  # server, GPU and number of GPUs
+_MOST_GPUS = 8
+_DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
+Selected = tuple[str, str, str, str, str]  # backend, model_path, precision, system, and backend_version or ""
+
+
+def selections(data: Path) -> Iterator[Selected]:
+    """What rows of one server have in common."""
+    table = pd.read_csv(data)
+    columns = ["backend", "model_path", "precision", "system"]
+    texts = table[columns].astype(object).fillna("nan").astype(str)
+    versions = {server.row_version for server in SERVERS}
+    known = table["backend_version"].astype(str)
+    texts["version"] = known.where(known.isin(versions) & texts["backend"].eq("vllm"), "")
+    for backend, model_path, precision, system, version in texts.drop_duplicates().itertuples(index=False):
+        by_version = any(each.row_version for each in _servers(model_path, precision, DEVICES[system]))
+        if by_version or not version:
+            yield backend, model_path, precision, system, version
+
+
+def _servers(model_path: str, precision: str, device: str) -> list[PublicServer]:
+    asked = (model_path, precision, device)
+    return [server for server in SERVERS if (server.model_path, server.precision, server.device) == asked]
+
+
+def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled") -> Found:
+    """The points of the rows of a server; `every` n-th of them."""
+    backend, model_path, precision, system, version = selected
+    server: PublicServer | None = other_server(model_path, precision, system)
+    if backend == "vllm":
+        own = _servers(model_path, precision, DEVICES[system])
+        server = next((each for each in own if each.row_version == version), None)
+    if server is None:
+        return Found([], _left_out(data, selected, "no server is known for these rows"))
+    if cost != "profiled":
+        server = server._replace(kernels="")
+    try:
+        rows = CaseRows(server, data, backend, [f"cost={cost}"])
+    except MeasuredRunError:
+        return Found([], _left_out(data, selected, "pipeline, data or expert parallelism"))
+    is_repeated = rows.rows.table.drop(columns="id").round(_DIGITS).duplicated().to_numpy()
+    chosen, unsimulated = [], {**rows.rows.left_out}
+    if is_repeated.any():
+        unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
+    for place in np.flatnonzero(~is_repeated)[::every].tolist():
+        try:
+            if rows.rows.table["tensor_parallel_size"][place] > _MOST_GPUS:
+                raise TwinServeError(f"more than {_MOST_GPUS} GPUs, which are no plain tensor parallelism")
+            simulated = rows.simulate(only=[place])
+        except TwinServeError as error:
+            reason = refusal(error)
+            unsimulated[reason] = unsimulated.get(reason, 0) + 1
+            continue
+        kind = run_class(rows.system(place), CLOSED_LOOP)
+        chosen.append(simulated.assign(kind=pd.Series([kind], dtype=object)))
+    if not chosen:
+        return Found([], unsimulated)
+    table = pd.concat(chosen, ignore_index=True)
+    table["excluded"] = [server.excluded or reason for reason in contradicted(table)]
+    versions = _versions(data)
+    found = [_point(row, server, ENGINES[backend], versions) for row in table.itertuples(index=False)]
+    return Found(found, unsimulated)
+
+
+def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tuple[str, str]]) -> Point:
+    output, clients = (1 + server.length_ratio) / 2 * row.osl, int(row.concurrency)
+    measured, predicted = {"ttft": row.ttft_ms, "tpot": row.tpot_ms}, {"ttft": row.simulated_ttft_ms}
+    predicted["tpot"] = row.simulated_tpot_ms
+    kind: RunClass = row.kind
+    version, source = versions[row.id]
+    is_fitted = any((server.name, server.device, gpus) in _FITTED for gpus in (None, int(row.tensor_parallel_size)))
+    point = Point(
+        id=row.id, source=source, link=_LINK, engine=engine, version=version or server.vllm_version, kind=kind,
+        num_gpus=int(row.tensor_parallel_size), clients=clients, prompt=(1 + server.length_ratio) / 2 * row.isl,
+        output=output, assumed=server.why, fitted=is_fitted and engine == "vLLM", excluded=row.excluded,
+        measured={**measured, "throughput": loop_throughput(clients, output, measured["ttft"], measured["tpot"])},
+        predicted={**predicted, "throughput": loop_throughput(clients, output, predicted["ttft"], predicted["tpot"])},
+    )  # fmt: skip
+    peer = _peer().get(row.id)
+    if peer is None or kind.cost != "kernels":
+        return point
+    return replace(point, peer=peer, peer_name="aiconfigurator 0.12.0")
+
+
+@cache
+def _versions(data: Path) -> dict[str, tuple[str, str]]:
+    """The version of the engine and who measured, by the id of the row."""
+    table = pd.read_csv(data)
+    sources = table["silicon_data_source"].astype(str)
+    is_own = sources.str.startswith("source_file=/")  # a folder of whoever made the file
+    told = zip(table["backend_version"].fillna("").astype(str), is_own, strict=True)
+    named = [(version, "NVIDIA" if own else "InferenceX") for version, own in told]
+    return dict(zip(table["id"].astype(str), named, strict=True))
+
+
+@cache
+def _peer() -> dict[str, dict[str, float]]:
+    table = pd.read_csv(_PEER).drop_duplicates("id").set_index("id").dropna(subset=["ttft_ms", "tpot_ms"])
+    return {str(name): {"ttft": float(row["ttft_ms"]), "tpot": float(row["tpot_ms"])} for name, row in table.iterrows()}
+
+
+def _left_out(data: Path, selected: Selected, reason: str) -> dict[str, int]:
+    """How many rows none of which can be simulated have prompts and decodes apart, and how many another `reason`."""
+    table = pd.read_csv(data)
+    for name, value in zip(("backend", "model_path", "precision", "system"), selected[:4], strict=True):
+        table = table[table[name].astype(object).fillna("nan").astype(str) == value]
+    if selected[4]:
+        table = table[table["backend_version"].astype(str) == selected[4]]
+    apart = int((table["mode"] != "agg").sum())
+    return {name: count for name, count in {_APART: apart, reason: len(table) - apart}.items() if count}

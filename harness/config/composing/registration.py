@@ -1,0 +1,67 @@
+"""What Hydra knows of this project: the option sets, as `/schema/<name>`, and the defaults of a version of vLLM."""
+
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config.composing.option_sets import OPEN_KEYS, OPTION_SETS, defaults
+from harness.errors import ConfigError
+from simulator.vllm_versions import VllmVersion, vllm_version
+
+
+def _register() -> None:
+    store = ConfigStore.instance()
+    for name, (_, model) in OPTION_SETS.items():
+        node = {key: _open(value) if value == {} else value for key, value in defaults(model).items()}
+        store.store(group="schema", name=name, node=node)
+    for name in OPEN_KEYS:
+        store.store(group="schema", name=f"open_{name}", node={name: _open({})})
+    OmegaConf.register_new_resolver("vllm_version", _of_version, replace=True)
+
+
+def _open(value: Any) -> DictConfig:
+    """A group in which Hydra lets any key be set; the schema says which of them there are."""
+    return DictConfig(value, flags={"struct": False})
+
+
+def _of_version(name: str, _root_: DictConfig) -> Any:
+    """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused.
+
+    `name` is a field of `VllmVersion`, or: options, those of the policy admission_order (other policies have none of
+    them); max_num_seqs and max_num_batched_tokens, which the device decides, too.
+    """
+    configured = OmegaConf.select(_root_, "engine.vllm_version")
+    try:
+        version = vllm_version(None if configured is None else str(configured))
+    except ValueError:
+        version = vllm_version(None)
+    if name == "options" and _root_.scheduler.policy != "admission_order":
+        return {}
+    if name in ("max_num_seqs", "max_num_batched_tokens"):
+        return _batch_default(name, version, _root_)
+    if name == "async_scheduling":
+        return version.async_scheduling and _can_plan_ahead(_root_)
+    return getattr(version, name)
+
+
+def _can_plan_ahead(root: DictConfig) -> bool:
+    """Whether the core plans a step while the one before it runs, with these settings."""
+    return (root.speculation.kind, root.pipeline_parallel_size, root.data_parallel_size) == ("none", 1, 1)
+
+
+def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:
+    """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device."""
+    num_seqs, num_tokens = version.batch_defaults(root.device.memory_bytes, root.device.name)
+    if name == "max_num_seqs":
+        given = not OmegaConf.is_interpolation(root, "max_num_batched_tokens")
+        return min(num_seqs, root.max_num_batched_tokens) if given else num_seqs
+    longest = root.max_model_len or root.model.get("max_position_embeddings")
+    if not root.scheduler.enable_chunked_prefill:
+        if longest is None:
+            raise ConfigError("scheduler.enable_chunked_prefill=false: give max_model_len, the tokens of a step")
+        num_tokens = max(num_tokens, longest)
+    return int(min(num_tokens, root.max_num_seqs * longest)) if longest else num_tokens
+
+
+_register()

@@ -1,0 +1,28 @@
+"""What a reader of several runs must know of them, each said once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from harness.figures.pages.words import count
+
+
+def shared_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The notes of all runs by the run's name; those that differ in numbers only stand for one another."""
+    alike: dict[str, dict[str, str]] = {}
+    for run, texts in notes.items():
+        for text in texts:
+            alike.setdefault(re.sub(r"\d[\d.,]*", "0", text), {}).setdefault(run, text)
+    return [_told(found, len(notes)) for found in alike.values()]
+
+
+def _told(found: Mapping[str, str], num_runs: int) -> str:
+    """One note with the runs that have it."""
+    (run, text), *others = found.items()
+    if len(found) == num_runs and len({*found.values()}) == 1:
+        return text
+    if not others:
+        return f"{run}: {text}"
+    alike = "alike" if len({*found.values()}) > 1 else "the same"
+    return f"{text} ({run}; {alike} of {count(len(others), 'other run')})"

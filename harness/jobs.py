@@ -1,0 +1,129 @@
+"""What the command line does of a configuration that Hydra composed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from engine.documents import user_path
+from harness import interrupts
+from harness.config import RunConfig, parse, to_yaml
+from harness.engines.availability import check_engine
+from harness.errors import USER_ERROR, ConfigError, TwinServeError
+from harness.results.stored.files import (
+    CALIBRATION,
+    CAPACITY,
+    ERRORS,
+    INPUTS,
+    REPORT,
+    SUMMARY,
+    VALIDATED,
+    VALIDATION,
+    write_whole,
+)
+from harness.results.stored.inputs import input_digests
+from harness.results.stored.perfetto import TRACE
+from harness.studies.sweeps import sweep
+from harness.studies.sweeps.sweep import write_report_page
+
+
+def run_job(cfg: DictConfig) -> None:
+    """Runs one composed job in its output folder; in a sweep, without letting its failure stop the other jobs.
+
+    Raises:
+        SystemExit: the user's error is its cause. Hydra lets it through, where it would print a line of its own and a
+            list of overrides for any other exception.
+    """
+    if interrupts.was_raised():  # and lost on the way here
+        raise KeyboardInterrupt
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
+    if settings.mode == RunMode.MULTIRUN:
+        sweep.run_job(cfg, folder, execute)
+        return
+    try:
+        config = parse(cfg)
+        execute(config, folder)
+        if config.plots and config.task != "report":
+            write_report_page(folder, folder)
+    except (TwinServeError, OSError) as error:
+        raise SystemExit(USER_ERROR) from error
+
+
+def execute(config: RunConfig, folder: Path) -> None:
+    """Runs `config.task` and leaves the resolved configuration and the results in `folder`.
+
+    Raises:
+        TwinServeError: the configuration, the trace or an input folder cannot be used, or memory does not suffice.
+        OSError: the output cannot be written.
+    """
+    try:
+        _execute(config, folder)
+    except MemoryError as error:
+        text = f"out of memory, no result was written{': ' if str(error) else ''}{error}"
+        raise TwinServeError(f"task={config.task}: {text}") from error
+
+
+def _execute(config: RunConfig, folder: Path) -> None:
+    check_engine(config.engine.kind)
+    _check_output(config, folder)
+    if config.task == "report":
+        sweep.report(config.results, folder, config.plot, config.report.baseline)
+        return
+    if config.task == "plot":
+        importlib.import_module("harness.studies.comparison.drawing").draw(config, folder)
+        return
+    inputs = json.dumps(input_digests(config), indent=2)
+    write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
+    write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
+    with interrupts.held():
+        task = _task(config)
+    task(config, folder)
+
+
+def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
+    """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
+    path.write_text(to_yaml(config), encoding="utf-8")
+    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, TRACE, CAPACITY, REPORT):
+        (folder / stale).unlink(missing_ok=True)
+
+
+def _check_output(config: RunConfig, folder: Path) -> None:
+    """Refuses an output folder that the task reads."""
+    settings = config.validation
+    measured = [settings.measured, *settings.repeats]
+    for name in (name.partition(":")[2] for name in measured if name):
+        if user_path(name).resolve() == folder.resolve():
+            raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
+
+
+def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
+    """The function of the task; imported late, so that --help and errors are fast."""
+    if config.task == "import":
+        return importlib.import_module("harness.studies.profile_import").import_profile
+    if config.task == "profile":
+        return importlib.import_module("harness.studies.machine_profiling").profile
+    if config.task == "validate":
+        return importlib.import_module("harness.validation.validate").validate
+    if config.task == "calibrate":
+        return importlib.import_module("harness.calibration.calibrate").calibrate
+    if config.task == "capacity":
+        is_job = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+        given = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+        find = importlib.import_module("harness.terminal").capacity
+        return partial(find, given=given, confirms=not is_job)  # the end of a sweep confirms the best only
+    if config.task == "search":
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
+        return importlib.import_module("harness.studies.search.explore").explore
+    if config.task == "serve":
+        return importlib.import_module("harness.terminal").serve
+    return importlib.import_module("harness.terminal").run
