@@ -11,6 +11,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from harness.config import RunConfig, parse
+from harness.config.composing import registration as registration  # makes the option sets known to Hydra
 from harness.results.stored.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
