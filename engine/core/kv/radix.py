@@ -56,6 +56,9 @@ class RadixPool:
         del self._free[split:]
         return blocks
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        return [self.take(count) for count in counts]
+
     def give_back(self, blocks: list[int]) -> None:
         self._free += reversed(blocks)
 
