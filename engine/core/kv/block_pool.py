@@ -16,9 +16,9 @@ without a window share pages). So cached blocks are limited to a share of the fr
 content first.
 
 Blocks are freed and taken many at a time, so the queue holds segments: blocks that one release freed, in the order of
-their block table, so that the last goes first. A hit takes blocks out of a segment: they stay in its list, stale, and
-are skipped. A segment of unhashed blocks, which nobody can bring back, is taken as a whole when it is the oldest: what
-is left of it goes next.
+their block table, so that the last goes first. A hit takes the first blocks out of a segment; others only where
+equal blocks of other sequences are found before them. A segment of unhashed blocks, which nobody can bring back, is
+taken as a whole when it is the oldest: what is left of it goes next.
 """
 
 from __future__ import annotations
@@ -36,13 +36,24 @@ class _Segment:
     The hashes are the sequence's own list: a copy for every release would take longer than all else here.
     """
 
-    __slots__ = ("blocks", "hashes", "offset", "num_stale")
+    __slots__ = ("blocks", "hashes", "offset")
 
     def __init__(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         self.blocks = blocks
         self.hashes = hashes
         self.offset = offset
-        self.num_stale = 0  # how many of the blocks were brought back by hits
+
+    def bring_back(self, blocks: list[int]) -> None:
+        """Take these hashed blocks out of the segment; they are in the order that they have there."""
+        count = len(blocks)
+        if self.blocks[:count] == blocks:
+            del self.blocks[:count]
+            self.offset += count
+            return
+        is_left = [*map(set(self.blocks).difference(blocks).__contains__, self.blocks)]
+        self.hashes = [*compress(self.hashes[self.offset :], is_left)]
+        self.blocks = [*compress(self.blocks, is_left)]
+        self.offset = 0
 
 
 class BlockPool:
@@ -150,14 +161,13 @@ class BlockPool:
                     shared[block] = shared.get(block, 0) + 1
                     self.num_extra_references += 1
                 continue
-            count = 0
-            for block in group:
+            hits = [*group]
+            for block in hits:
                 segment_of[block] = None
-                count += 1
-            self.num_free -= count
-            self._num_cached -= count
-            segment.num_stale += count
-            if segment.num_stale == len(segment.blocks):
+            self.num_free -= len(hits)
+            self._num_cached -= len(hits)
+            segment.bring_back(hits)
+            if not segment.blocks:
                 del self._queue[segment]
         if self._cached_size > 1:
             self._forget_oldest()
@@ -226,20 +236,13 @@ class BlockPool:
             del self._queue[segment]
             self._free = queued
             return blocks
-        first = segment.offset + len(queued)
-        hashes = segment.hashes[first : first + len(blocks)]
-        if segment.num_stale:
-            is_here = [segment_of[block] is segment for block in blocks]
-            segment.num_stale -= is_here.count(False)
-            hashes = [*compress(hashes, is_here)]
-            blocks = [*compress(blocks, is_here)]
-        if segment.num_stale == len(queued):
+        if not queued:
             del self._queue[segment]
         for block in blocks:
             segment_of[block] = None
-        if hashes:
-            self._num_cached -= len(hashes)
-            self._evict(blocks, hashes)
+        first = segment.offset + len(queued)
+        self._num_cached -= len(blocks)
+        self._evict(blocks, segment.hashes[first : first + len(blocks)])
         return blocks
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
@@ -268,10 +271,8 @@ class BlockPool:
                 assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
                 unhashed |= dict.fromkeys(left)
                 continue
-            hashes = segment.hashes[segment.offset :]
-            valid = {b: h for b, h in zip(left, hashes, strict=False) if self._segment_of[b] is segment}
-            assert len(valid) == len(left) - segment.num_stale > 0, "stale blocks are miscounted"
-            queued |= valid
+            assert left and all(self._segment_of[block] is segment for block in left), "a block is in another segment"
+            queued |= zip(left, segment.hashes[segment.offset :], strict=False)
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
         assert self._num_cached == len(queued), "cached blocks are miscounted"
         assert self._num_cached * self._cached_size <= self.num_free, "more is cached than is free"
