@@ -220,7 +220,7 @@ class BlockManager:
 
     def _copy(self, sequence: Sequence, index: int) -> Transfer:
         source = sequence.block_table[index]
-        self.pool.drop_shared(source)
+        self.pool.drop_shared([source])
         (target,) = self.pool.take(1)
         sequence.block_table[index] = target
         return Transfer(DEVICE, source, DEVICE, target)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from itertools import chain, compress, groupby
 
 from engine.core.kv.pool import Evict
@@ -156,12 +157,12 @@ class BlockPool:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared
         for segment, group in groupby(blocks, segment_of.__getitem__):
-            if segment is None:
-                for block in group:
-                    shared[block] = shared.get(block, 0) + 1
-                    self.num_extra_references += 1
-                continue
             hits = [*group]
+            if segment is None:
+                for block in hits:
+                    shared[block] = shared.get(block, 0) + 1
+                self.num_extra_references += len(hits)
+                continue
             for block in hits:
                 segment_of[block] = None
             self.num_free -= len(hits)
@@ -180,8 +181,7 @@ class BlockPool:
         """
         num_kept = 0  # leading blocks that others hold
         if self._shared and (shared := self._shared.keys() & table):
-            for block in shared:
-                self.drop_shared(block)
+            self.drop_shared(shared)
             if shared.issuperset(table[: len(shared)]):  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
@@ -201,13 +201,15 @@ class BlockPool:
         if self._cached_size > 1:
             self._forget_oldest()
 
-    def drop_shared(self, block: int) -> None:
-        """Give up one of at least two references to a block."""
-        self.num_extra_references -= 1
-        if self._shared[block] == 1:
-            del self._shared[block]
-        else:
-            self._shared[block] -= 1
+    def drop_shared(self, blocks: Collection[int]) -> None:
+        """Give up one of at least two references to each of these blocks."""
+        shared = self._shared
+        for block in blocks:
+            if shared[block] == 1:
+                del shared[block]
+            else:
+                shared[block] -= 1
+        self.num_extra_references -= len(blocks)
 
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         segment = _Segment(blocks, hashes, offset)
