@@ -4,6 +4,9 @@ Whether a client sees what the server records, and whether a simulated server is
 client are processes of their own; on a machine with other work their times are later.
 
     python -m experiments.three_worlds
+
+Then the real engine's server is observed by task=observe, with the profile of another machine, and a load that nothing
+was fitted to is predicted; the errors are in experiments/results/three_worlds.json.
 """
 
 from __future__ import annotations
@@ -16,20 +19,29 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import aiohttp
 import numpy as np
 import pandas as pd
+import yaml
 
+from experiments import RESULTS, ROOT, composed, provenance, write_result
 from harness import run
+from harness.calibration.observe import observe
 
-ROOT = Path(__file__).resolve().parents[1]
 SIMULATED = ("engine=sim", "model=qwen3-8b", "device=h100-80gb")
 REAL = (
     "engine=cpu", "engine.num_threads=1", "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
-    "max_num_seqs=16",
+    "max_num_seqs=16", "scheduler=mixed",
 )  # fmt: skip
+ELSEWHERE = "cost.profile=simulator/profiles/intel-xeon-processor/tiny"
+WORKLOAD = (
+    "trace=synthetic", "trace/lengths@trace.prompt=uniform", "trace.prompt.low=20", "trace.prompt.high=400",
+    "trace/lengths@trace.output=uniform", "trace.output.low=10", "trace.output.high=60",
+)  # fmt: skip
+OBSERVED_S = 200
 TRACES = {
     "simulated": ("trace.num_requests=150", "arrival.rate=4"),
     "real": ("trace.num_requests=60", "arrival.rate=3"),
@@ -61,6 +73,23 @@ def seen_and_recorded(folder: Path, system: Sequence[str], trace: Sequence[str])
         seen = run("engine=openai", f"engine.endpoint={address}", *model, *trace).requests
     seen["ttft"] -= seen["replay_lag"]
     return seen, pd.read_parquet(folder / "requests.parquet")
+
+
+def observed(folder: Path) -> dict[str, Any]:
+    """The errors in percent of both halves of what task=observe drove, and the constants."""
+    with server(folder / "server", *REAL) as address:
+        client = ("engine=openai", f"engine.endpoint={address}", *REAL[2:], *WORKLOAD, ELSEWHERE)
+        config = composed("task=observe", f"observe.time_s={OBSERVED_S}", *client)
+        held_out = observe(config, folder)
+    fit = yaml.safe_load((folder / "calibration.yaml").read_text())
+    errors = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
+    before, after = (fit["objective"][key] for key in ("errors_before", "errors_after"))
+    rows = [
+        {"statistic": name, "first_half_before_pct": 100 * before[name], "first_half_fitted_pct": 100 * after[name],
+         "held_out_pct": errors[name]}
+        for name in before
+    ]  # fmt: skip
+    return {"constants": fit["constants"], "requests": held_out["measured"]["num_requests"], "errors": rows}
 
 
 async def open_streams(address: str, count: int, num_tokens: int) -> None:
@@ -110,6 +139,8 @@ def main() -> None:
         compared("client of engine=sim and its simulation", seen, simulated)
         for count, seats in ((100, 100), (1000, 64), (1000, 256), (1000, 1000)):
             lateness(Path(place, f"late-{count}-{seats}"), count, seats)
+        found = observed(Path(place, "observed"))
+    write_result(RESULTS / "three_worlds.json", {**provenance("experiments.three_worlds"), **found})
 
 
 if __name__ == "__main__":

@@ -115,6 +115,8 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         return importlib.import_module("harness.validation.validate").validate
     if config.task == "calibrate":
         return importlib.import_module("harness.calibration.calibrate").calibrate
+    if config.task == "observe":
+        return importlib.import_module("harness.calibration.observe").observe
     if config.task == "capacity":
         is_job = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
         given = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []

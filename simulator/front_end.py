@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -40,6 +40,15 @@ class FrontEndTimes(NamedTuple):
     latency_ns: int = 0
     spread: float = 0.0
     processes: int = 1
+
+    def fitted(self, values: Mapping[str, float]) -> FrontEndTimes:
+        """These times with the constants among `values` that were fitted: front_end_ms is `latency_ns`,
+        front_end_token_us is `prompt_token_ns`."""
+        latency, token = values.get("front_end_ms"), values.get("front_end_token_us")
+        return self._replace(
+            latency_ns=self.latency_ns if latency is None else round(1e6 * latency),
+            prompt_token_ns=self.prompt_token_ns if token is None else 1e3 * token,
+        )
 
 
 class FrontEnd:

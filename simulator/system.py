@@ -120,7 +120,7 @@ class System:
         }
 
     def constants(self) -> dict[str, Constant]:
-        """The constants of the cost model that can be fitted, by name, with their defaults in this system.
+        """The constants of cost model and front end that can be fitted, by name, with their defaults in this system.
 
         Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism,
         the constants of communication have no effect and are left out. A fit stays within the range of a constant.
@@ -128,7 +128,11 @@ class System:
         Raises:
             ValueError: model and device are so far apart that a default is out of its range.
         """
-        constants = self._constants()
+        front = self.front_end or FrontEndTimes()
+        constants = self._constants() | {
+            "front_end_ms": Constant(front.latency_ns / 1e6, 0.0, 1e3, 20.0),
+            "front_end_token_us": Constant(front.prompt_token_ns / 1e3, 0.0, 1e3, 20.0),
+        }
         for name, constant in constants.items():
             if not RANGES[name].holds(constant.default):
                 raise ValueError(
@@ -154,6 +158,12 @@ class System:
             constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
         return constants
 
+    def with_front_end(self, fitted: Mapping[str, float]) -> System:
+        """This system with the constants of a front end that are among `fitted`."""
+        if not {"front_end_ms", "front_end_token_us"} & fitted.keys():
+            return self
+        return replace(self, front_end=(self.front_end or FrontEndTimes()).fitted(fitted))
+
     def cost_model(self, constants: Mapping[str, float] | None = None) -> CostModel:
         """A new cost model with these `constants`, by default those of the calibration, and defaults for the rest.
 
@@ -172,7 +182,7 @@ class System:
         cost, ranks = self.cost, self.tensor_parallel_size
         if cost.make is not None:
             return cost.make(self.model, self.device, ranks)
-        values = {name: constant.default for name, constant in self.constants().items()} | dict(constants)
+        values = {name: constants.get(name, constant.default) for name, constant in self._constants().items()}
         if cost.kind == "linear":
             return linear.LinearCost(values, pads_prompts=self.scheduler.max_padding is not None)
         if cost.kind == "roofline":

@@ -1,4 +1,4 @@
-"""How fast are attention and matrix products, as shares of what the device can do?"""
+"""How fast is attention, as shares of what the device can do?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import replace
 from importlib import metadata as packages
 
 import torch
-import yaml
 from torch import Tensor
-from torch.nn import functional
 
-from experiments import ROOT
 from experiments.acceptance.context import Context, median_s
 from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV, available_backends, select_backend
 from kernels.cache.kv_store import FP8_DTYPE, quantize
@@ -23,7 +20,6 @@ BLOCK_SIZE = 16
 DECODES = [(1, 32768), (8, 8192), (32, 4096), (64, 2048), (128, 1024), (256, 1024)]  # batch, context
 PREFILLS = [(1, 8192), (4, 2048), (16, 512)]  # prompts, tokens of each
 MAX_CONTEXT = 4096  # the engine's bound on contexts, which its graphs are captured with
-GEMM_TOKENS = 8192
 # Least shares of the bandwidth and of the matrix rate, and where they are goals of the Triton kernels.
 DECODE_GOAL, PREFILL_GOAL = 0.85, 0.60
 GOALS = ((8, 8192), (128, 1024)), ((1, 8192),)
@@ -76,21 +72,6 @@ def _report(
     context.record[name] = share
     wanted, passed = ("", None) if goal is None else (f">= {goal:.0%}", context.judged(share >= goal))
     context.add(name, f"{share:.0%} of {of}", wanted, passed)
-
-
-def gemm(context: Context) -> None:
-    """The linear layers of the models in a full prefill step, as shares of the matrix rate."""
-    _, flops = ceilings(context)
-    tokens = GEMM_TOKENS if not context.rehearse else 8
-    for model in HEADS:
-        shape = yaml.safe_load((ROOT / "conf" / "model" / f"{model}.yaml").read_text())
-        hidden, wide = shape["hidden_size"], shape["intermediate_size"]
-        q_size, kv_size = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_kv_heads"))
-        for inner, outer in ((hidden, q_size + 2 * kv_size), (q_size, hidden), (hidden, 2 * wide), (wide, hidden)):
-            x, weight = (torch.randn(n, inner, device=context.device, dtype=context.dtype) for n in (tokens, outer))
-            seconds = median_s(context, lambda x=x, weight=weight: functional.linear(x, weight))  # type: ignore[misc]
-            share = 2 * tokens * inner * outer / seconds / flops
-            _report(context, f"{tokens} tokens by a layer of {model}", (inner, outer), share, "matrix rate")
 
 
 def backend_of(context: Context, name: str, head_dim: int, cache_dtype: torch.dtype | None = None) -> AttentionBackend:
@@ -173,7 +154,7 @@ def decode_share(
         for kv in caches:
             backend.forward(q, kv, metadata, head_dim**-0.5, out)
 
-    return read / median_s(context, _captured(context, layers), launches=copies) / bandwidth
+    return read / median_s(context, captured(context, layers), launches=copies) / bandwidth
 
 
 def prefill_share(context: Context, name: str, heads: Heads, shape: tuple[int, int], flops: float) -> float:
@@ -185,7 +166,7 @@ def prefill_share(context: Context, name: str, heads: Heads, shape: tuple[int, i
     return 4 * heads[0] * heads[2] * prompts * length * (length + 1) // 2 / seconds / flops
 
 
-def _captured(context: Context, run: Callable[[], object]) -> Callable[[], object]:
+def captured(context: Context, run: Callable[[], object]) -> Callable[[], object]:
     """`run` as a CUDA graph, which takes the host hardly any time to launch; `run` itself on the CPU."""
     if not context.is_cuda:
         return run

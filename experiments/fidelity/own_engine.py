@@ -23,7 +23,6 @@ QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=5
 GPU_CONTEXT = 8192  # tokens; whole steps are profiled at contexts in proportion to it
 SERVED_S = 12  # seconds of requests at each rate
 LEAST_REQUESTS = 60
-GPU_RUNS = 2  # runs of each workload, for the noise floor
 
 
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
@@ -109,7 +108,7 @@ def _served(lab: Lab, args: argparse.Namespace, engine: list[str], name: str, ra
     """Folders of runs at a rate."""
     count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
     settings = [*engine, "trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}", "plots=false"]
-    return [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
+    return [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(args.runs)]
 
 
 def _predicted(device: str, profile: Path, runs: list[Path]) -> list[str]:

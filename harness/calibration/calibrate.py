@@ -30,7 +30,7 @@ from harness.validation.error_statistics import part_of
 from harness.validation.settings import different_settings
 from harness.validation.simulated_run import load_run, simulation_config
 from simulator.calibration import Calibration
-from simulator.costs.constants import Constant
+from simulator.costs.constants import ONLY_IF_NAMED, Constant
 from simulator.costs.profiled import ProfiledCost
 from simulator.system import System
 
@@ -101,7 +101,7 @@ def chosen_constants(system: System, settings: CalibrationConfig) -> dict[str, C
     known, start = _known(system, settings), system.calibration.constants if system.calibration else {}
     cost = system.cost_model()
     unused = cost.unused_constants if isinstance(cost, ProfiledCost) else frozenset()
-    names = settings.constants or tuple(name for name in known if name not in unused)
+    names = settings.constants or tuple(name for name in known if name not in unused and name not in ONLY_IF_NAMED)
     for name in names:
         if name not in known:
             raise ConfigError(f"calibration.constants: cost={system.cost.kind} has no {name!r} ({', '.join(known)})")

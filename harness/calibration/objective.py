@@ -83,9 +83,9 @@ def _errors_of_latencies(config: RunConfig, system: System, run: MeasuredRun) ->
 
     def errors(constants: Mapping[str, float]) -> dict[str, float]:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
-        engine = SimulatedEngine(
-            FleetSystem.alone(system), run.trace, arrivals, system.cost_model({**kept, **constants})
-        )
+        values = {**kept, **constants}
+        fleet = FleetSystem.alone(system.with_front_end(values))
+        engine = SimulatedEngine(fleet, run.trace, arrivals, system.cost_model(values))
         engine.run()
         recorded = engine.record.tables(run.trace, engine.unfinished())
         requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)

@@ -37,7 +37,7 @@ from harness.config.schema.tasks.needs import Task, check_measured, check_profil
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.serving import ServeConfig
-from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, ObserveConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig, check_offload
 from harness.config.schema.workload import TraceConfig
 
@@ -94,6 +94,7 @@ class RunConfig(ConfigModel):
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+    observe: ObserveConfig = ObserveConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
     serve: ServeConfig = ServeConfig()
@@ -341,7 +342,7 @@ class RunConfig(ConfigModel):
     @model_validator(mode="after")
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
-        check_measured(self.task, self.engine, self.validation, self.calibration)
+        check_measured(self.task, self.engine, self.validation, self.calibration, self.observe)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
         check_serving(self.task, self.serve, self.engine)
         reads = self.task in ("report", "plot")

@@ -1,4 +1,5 @@
-"""Reads the result folder of a run on this project's own engine (engine=cpu or engine=gpu)."""
+"""Reads the result folder of a run on this project's own engine (engine=cpu or engine=gpu), or of a run against a
+server (engine=openai), of which is known what its client saw."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from harness.measured.measured_run import (
     requests_table,
     seen_times,
     series_table,
+    trace_of,
 )
 from harness.measured.records import check_lengths
 from harness.results.stored import files as results
@@ -32,6 +34,7 @@ _TIMES = ("first_scheduled_time", "first_token_time", "finish_time")
 _LENGTHS = ("num_prompt_tokens", "num_output_tokens")
 _COUNTS = (*_LENGTHS, "num_cached_tokens", "num_preemptions")
 _REQUEST_NUMBERS = ("arrival_time", "replay_lag", *_TIMES, *_COUNTS, "num_requested_tokens")
+_SEEN_NUMBERS = ("arrival_time", "replay_lag", "first_token_time", "finish_time", *_LENGTHS)
 _STEP_NUMBERS = ("start_time", "duration", *DECISIONS)
 _LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
@@ -46,9 +49,10 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if workload is not None:
         raise MeasuredRunError("validation.workload: a result folder names its trace itself; leave it out")
     result, summary = results.read_results(path)
-    _check_tables(path, result)
+    is_seen = summary.get("engine") == "openai"
+    _check_tables(path, result, _SEEN_NUMBERS if is_seen else _REQUEST_NUMBERS)
     if summary.get("simulated"):
-        raise MeasuredRunError(f"{path}: a simulation, not a measured run; give a folder of engine=cpu or engine=gpu")
+        raise MeasuredRunError(f"{path}: a simulation, not a measured run; give a folder of engine=cpu, gpu or openai")
     status = result.requests["status"].value_counts()
     if not result.complete or status.get("unfinished", 0):
         raise MeasuredRunError(
@@ -58,13 +62,13 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         raise MeasuredRunError(f"{path}: none of {len(result.requests)} requests finished")
     if result.requests.get("num_sequences", pd.Series([1])).max() != 1:
         raise MeasuredRunError(f"{path}: requests of several sequences (trace.n) cannot be compared")
-    return _measured(path, load(path / "config.yaml"), result)
+    return (_seen if is_seen else _measured)(path, load(path / "config.yaml"), result)
 
 
-def _check_tables(path: Path, result: RunResult) -> None:
+def _check_tables(path: Path, result: RunResult, request_numbers: tuple[str, ...]) -> None:
     """Raises MeasuredRunError where a table lacks a column, or a number in it is impossible."""
     for file, table, names in (
-        (results.REQUESTS, result.requests, _REQUEST_NUMBERS),
+        (results.REQUESTS, result.requests, request_numbers),
         (results.STEPS, result.steps, _STEP_NUMBERS),
     ):
         columns = {name: table[name] for name in names if name in table.columns and table.columns.is_unique}
@@ -84,7 +88,9 @@ def _check_tables(path: Path, result: RunResult) -> None:
         raise MeasuredRunError(f"{path / results.REQUESTS}: no column of text: status")
     if (np.diff(result.steps["start_time"].to_numpy()) < 0).any():
         raise MeasuredRunError(f"{path / results.STEPS}: the steps are not in order of time")
-    counts = {"num_blocks": result.num_blocks, "block_size": result.block_size}
+    counts: dict[str, object] = {"num_blocks": result.num_blocks, "block_size": result.block_size}
+    if request_numbers is _SEEN_NUMBERS and result.num_blocks is None:
+        del counts["num_blocks"]  # the server did not tell
     for name, count in counts.items():
         if type(count) is not int or not 1 <= count <= MAX_TOKENS:
             raise MeasuredRunError(f"{path / results.SUMMARY}: {name} is {reprlib.repr(count)}")
@@ -141,6 +147,45 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         settings={"model": config.model.name, "quantization": config.weight_format, "num_blocks": result.num_blocks},
         notes=tuple(notes),
         own=OwnRun(config, result, rows),
+    )
+
+
+def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
+    """What a client saw of a server. Requests arrive when they were sent: how late the client was is left out."""
+    finished = result.requests[result.requests["status"] == "finished"].reset_index(names="source_row")
+    columns = {name: finished[name].to_numpy(dtype=np.float64) for name in _SEEN_NUMBERS}
+    columns["arrival_time"] = columns["arrival_time"] + np.nan_to_num(columns.pop("replay_lag"))
+    check_lengths(path / results.REQUESTS, columns, _LENGTHS)
+    requests = requests_table(columns)
+    check_order(path / results.REQUESTS, requests)
+    rows = finished["source_row"].to_numpy()[requests["row"].to_numpy()]
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
+    lost = len(result.requests) - len(finished)
+    notes = [f"{lost} requests that failed are left out; the server had them beside the others"] if lost else []
+    if len(trace.table) != len(result.requests):
+        raise MeasuredRunError(f"{path}: the trace {trace.source} is no longer the one that this run replayed")
+    table = trace.table.iloc[rows].reset_index(drop=True)
+    if table["num_prompt_tokens"].equals(requests["num_prompt_tokens"]):
+        times = {"request_id": np.arange(len(table)), "arrival_time": requests["arrival_time"].to_numpy()}
+        trace = replace(trace, table=table.assign(**times, num_output_tokens=requests["num_output_tokens"].to_numpy()))
+    else:
+        trace = trace_of(trace.name, trace.source, requests)
+        notes.append("the server counts other prompts than the trace has: the simulated ones have its lengths only")
+    pool, steps, origin = result.num_blocks, result.steps, float(columns["arrival_time"].min())
+    usage = {"kv_cache_usage": steps["num_used_blocks"] / pool} if pool else {}
+    levels = {name: steps[name] for name in ("num_running", "num_waiting")}
+    series = series_table({"time": steps["start_time"] - origin, **levels, **usage})
+    return MeasuredRun(
+        kind="run",
+        source=str(path),
+        engine=f"{result.meta.get('model')}, {result.meta.get('device')}",
+        data_files=(path / results.REQUESTS,),
+        trace=trace,
+        requests=requests,
+        series=series[series["time"] >= 0],
+        settings={"model": config.model.name},
+        notes=tuple(notes),
+        kv_tokens=None if pool is None else pool * result.block_size,
     )
 
 

@@ -44,17 +44,13 @@ _SETTINGS = (
 )
 
 
-def read(path: Path, workload: Path | None) -> MeasuredRun:
-    """Read the file `path`. The file itself holds the workload, so a separate one is refused.
+def read(path: Path) -> MeasuredRun:
+    """Read the file `path`, which holds the workload, too.
 
     Raises:
         MeasuredRunError: the file cannot be read, lacks details, or holds more than a few failed requests.
     """
-    if workload is not None:
-        raise MeasuredRunError("validation.workload: vllm_bench files hold the workload themselves; leave it out")
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise MeasuredRunError(f"{path}: not a JSON object, as `vllm bench serve` writes")
+    document = read_document(path)
     check_parallelism(path, document)  # what --metadata key=value adds
     details, failures = _details(path, document)
     number_fields = ("input_lens", "output_lens", "ttfts", "start_times")
@@ -95,6 +91,20 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         notes=tuple(notes),
         kv_tokens=logged_pool(document, [log] if (log := path.with_suffix(".log")).is_file() else []),
     )
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The content of a file of `vllm bench serve`; raises MeasuredRunError."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise MeasuredRunError(f"{path}: not a JSON object, as `vllm bench serve` writes")
+    return document
+
+
+def has_aggregates_only(path: Path) -> bool:
+    """Whether the file was written without --save-detailed; raises MeasuredRunError where it cannot be read."""
+    document = read_document(path)
+    return "mean_ttft_ms" in document and not any(name in document for name in _DETAILS)
 
 
 def _details(path: Path, document: dict[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:

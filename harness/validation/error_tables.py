@@ -63,11 +63,16 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "shown_in_grey": _shown_in_grey(validation),
         }
     )
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     _write_tables(validation, folder)
-    write_whole(folder / ERRORS, lambda path: validation.errors.to_csv(path, index=False))
-    write_whole(folder / VALIDATION, lambda path: path.write_text(text, encoding="utf-8"))
+    write_errors(validation.errors, document, folder)
     return dict(document)
+
+
+def write_errors(errors: pd.DataFrame, document: Mapping[str, Any], folder: Path) -> None:
+    """Write errors.csv, and `document` as validation.json."""
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_whole(folder / ERRORS, lambda path: errors.to_csv(path, index=False))
+    write_whole(folder / VALIDATION, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _write_tables(validation: Validation, folder: Path) -> None:
@@ -91,7 +96,7 @@ def _shown_in_grey(validation: Validation) -> str:
 def print_validation(validation: Validation, console: Console) -> None:
     """Print the errors, the levels over time, the errors of single steps, and the warnings."""
     console.print(_headline(validation), soft_wrap=not console.is_terminal)
-    for table in (_error_table(validation.errors), _level_table(validation.levels)):
+    for table in (error_table(validation.errors), _level_table(validation.levels)):
         console.print(table)
         console.print()
     if validation.steps:
@@ -122,7 +127,8 @@ def _headline(validation: Validation) -> Text:
     return text
 
 
-def _error_table(errors: pd.DataFrame) -> Table:
+def error_table(errors: pd.DataFrame) -> Table:
+    """For the terminal."""
     repeated = errors["noise_floor_pct"].notna().any()
     table = _plain_table("", "", "measured", "simulated", "error %", *(["noise %"] if repeated else []))
     last = None

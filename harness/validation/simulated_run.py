@@ -22,7 +22,7 @@ def load_run(settings: ValidationConfig) -> MeasuredRun:
         TwinServeError: the run cannot be used, or latencies are to start at queue times that it does not record.
     """
     assert settings.measured is not None, "the configuration refuses that"
-    run = load_measured(settings.measured, settings.workload)
+    run = load_measured(settings.measured, settings.workload, settings.columns)
     if settings.latency_from == "queued" and run.requests["queued_time"].isna().any():
         raise MeasuredRunError(f"validation.latency_from=queued: {run.source} does not tell when requests were queued")
     return run

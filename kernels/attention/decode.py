@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.attention.configs import decode_config, device_limits
 from kernels.attention.splits import decode_splits, empty_partials, join_splits, split_range
-from kernels.attention.tile import attend_tile, find_blocks, launch_constants, start_softmax
+from kernels.attention.tile import attend_tile, beside_float8, find_blocks, launch_constants, start_softmax
 from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
@@ -81,6 +81,7 @@ def decode_kernel(
         q = q.to(tl.float32)
     if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
         qk_scale *= tl.load(kv_scales_ptr + kv_head)
+        q = beside_float8(q)
     table_ptr = block_tables_ptr + row * table_stride
     total, maximum = start_softmax(sinks_ptr + heads, group < group_size, split, block_g, has_sinks)
     acc = tl.zeros([block_g, block_d], tl.float32)

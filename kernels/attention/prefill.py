@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.attention.configs import device_limits, prefill_config
 from kernels.attention.splits import empty_partials, join_splits, prefill_splits, split_range
-from kernels.attention.tile import attend_tile, find_blocks, launch_constants, start_softmax
+from kernels.attention.tile import attend_tile, beside_float8, find_blocks, launch_constants, start_softmax
 from kernels.attention.torch_softmax import attend
 from kernels.cache.kv_store import read_blocks
 from kernels.cache.layer_kv import LayerKV
@@ -110,6 +110,7 @@ def prefill_kernel(
         q = q.to(tl.float32)
     if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
         qk_scale *= tl.load(kv_scales_ptr + kv_head)
+        q = beside_float8(q)
     table_ptr = block_tables_ptr + row * table_stride
     visible = cached + first_query + 1 + tokens
     total, maximum = start_softmax(sinks_ptr + heads, valid, split, block_m, has_sinks)

@@ -52,6 +52,17 @@ def find_blocks(table_ptr: Value, positions: Value, end: Value, block_size: cons
 
 
 @triton.jit
+def beside_float8(q: Value) -> Value:
+    """Queries as they are multiplied with keys in float8: bfloat16 becomes float16, which holds every float8 number.
+
+    Hopper turns two float8 numbers into float16 in one instruction, into bfloat16 in several. Queries up to 65,504 fit.
+    """
+    if q.dtype == tl.bfloat16:
+        q = q.to(tl.float16)
+    return q
+
+
+@triton.jit
 def start_softmax(sinks_ptr: Value, mask: Value, split: Value, rows: constexpr, has_sinks: constexpr) -> Value:
     """(total, maximum) of the online softmax before the first key; the first split has seen the sinks of its rows."""
     total = tl.zeros([rows], tl.float32)

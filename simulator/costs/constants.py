@@ -11,6 +11,9 @@ MIB = 1 << 20
 ALL_REDUCE_MIB = (0, 1, 16)
 
 
+ONLY_IF_NAMED = ("kernel_factor", "front_end_ms", "front_end_token_us")  # task=calibrate fits all others by default
+
+
 class Constant(NamedTuple):
     """A number in a cost model that may be fitted.
 
@@ -33,6 +36,7 @@ def profiled_constants(
 
     step_overhead_us      the host's time in every step, well below a millisecond where asynchronous scheduling hides it
     prefill_layer_us      added for every layer of a step with prompt tokens, unless a CUDA graph serves the step
+    kernel_factor         multiplies all measured times, where the profile is of another device or another version
     mixing_factor         multiplies the attention time of a mixed batch beyond that of its chunks and its decodes alone
     all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; for several ranks whose profile has no all_reduce
                           table. Default: a ring over the device's link, latency + 2·(TP-1)/TP·bytes / bandwidth.
@@ -41,6 +45,7 @@ def profiled_constants(
         "step_overhead_us": Constant(0.0, 0.0, 5e3, 500.0 if async_scheduling else 2e3),
         "prefill_layer_us": Constant(0.0, 0.0, 500.0, 200.0),
         "mixing_factor": Constant(1.0, 0.0, 2.0, 0.5),
+        "kernel_factor": Constant(1.0, 0.1, 10.0, 1.0),
     }
     if tensor_parallel_size > 1:
         share = 2 * (tensor_parallel_size - 1) / tensor_parallel_size

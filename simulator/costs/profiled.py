@@ -85,7 +85,8 @@ class ProfiledCost:
         self.unused_constants = unused_constants(profile.tables)
         self.num_plans = 0
         self._meta = profile.meta
-        self._factor = profile.meta.mean_over_median if of_means else 1.0
+        self._kernels = factor = values["kernel_factor"]  # times that it does not scale are divided by it
+        self._factor = factor * (profile.meta.mean_over_median if of_means else 1.0)
         self._buckets = profile.meta.token_buckets
         of_all = profile.meta.padded_steps == "all"
         self._prompt_buckets = self._buckets if of_all else profile.meta.prompt_buckets
@@ -102,10 +103,10 @@ class ProfiledCost:
         rest_ends = (self._rest_end.get(kind, math.inf) for kind in ("prefill", "mixed"))
         self._tokens_end = min(self._tokens.end, self._reduced_end, *rest_ends)  # for steps with prompts
         host = (0.0, 0.0) if is_async else (profile.meta.synchronous_step_us, profile.meta.synchronous_sequence_us)
-        self._step_ns = (values["step_overhead_us"] + host[0]) * _US
-        self._sequence_ns = host[1] * _US
-        self._eager_ns = profile.meta.eager_step_us * _US
-        self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers
+        self._step_ns = (values["step_overhead_us"] + host[0]) * _US / factor
+        self._sequence_ns = host[1] * _US / factor
+        self._eager_ns = profile.meta.eager_step_us * _US / factor
+        self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers / factor
         self._tokens_ns = KnownTimes()
         self._heads_ns = KnownTimes()
         self._decodes: dict[tuple[int, int], DecodeBatch] = {}
@@ -126,7 +127,7 @@ class ProfiledCost:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
         if work.num_copied_blocks:
             time += self._copying(work.num_copied_blocks)
-        return max(1, round(time if work.chunks else self._factor * time))
+        return max(1, round((self._kernels if work.chunks else self._factor) * time))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         size = (work.num_decodes, work.tokens_per_decode)

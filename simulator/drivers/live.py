@@ -52,7 +52,9 @@ class Live:
         self._is_idle = plan is None
         if plan is not None:
             price = replica.price(plan, now)
-            self._at(now + (price if isinstance(price, int) else price[1].item(-1)), self._number, plan, now, price)
+            due_ns = now + (price if isinstance(price, int) else price[1].item(-1))
+            # Not at once, even where it is late: what the step before brought is written first.
+            self._loop.call_soon(self._at, due_ns, self._number, plan, now, price)
         elif (wake_at := replica.wake_ns()) != NEVER:
             self._at(wake_at, self._number, None, 0, 0)
 

@@ -17,6 +17,14 @@ PAGE = "compare_with_your_server.md"
 SMALL = ("trace=synthetic", "trace.num_requests=20", "arrival.rate=40", "plots=false", "progress=false")
 
 
+SHORT = [
+    f"{key}={value}"
+    for part, length in (("prompt", 24), ("output", 6))
+    for key, value in ((f"trace/lengths@trace.{part}", "constant"), (f"trace.{part}.value", length))
+]
+
+
+@pytest.mark.long
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = [words[1:] for words in commands(PAGE) if words[0] == "twinserve"]
@@ -25,10 +33,13 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for words in (words for words in shown if "task=serve" not in words):
             small = [word for word in words if not word.startswith(("trace.num", "arrival.rate"))]
             small = [word.replace("http://localhost:8000", server.address) for word in small]
+            if "task=observe" in words:
+                small += [*SHORT, "observe.time_s=3", "calibration.max_evaluations=3"]
             monkeypatch.setattr(sys, "argv", ["twinserve", *small, *(SMALL if "task=report" not in words else ())])
             HydraConfig.instance().cfg = None
             assert cli.main() == 0, words
     HydraConfig.instance().cfg = None
+    assert (tmp_path / "outputs" / "observed" / "measured" / "requests.parquet").exists()
     (report,) = tmp_path.glob("outputs/*/comparison.csv")
     table = pd.read_csv(report)
     assert sorted(table["simulated"]) == [False, True] and (table["completed"] == 20).all()

@@ -30,6 +30,7 @@ from tests.selection import few
 NOT_RUN = {
     "task=serve": "serves until it is interrupted; tests/docs/test_compare_with_your_server.py does",
     "engine=openai": "needs a server; tests/docs/test_compare_with_your_server.py has one",
+    "cost.calibration=outputs/observed": "needs what task=observe left; the same test has it",
     "hydra/launcher=": "tests/docs/test_sweeps_on_machines.py runs the launchers that are installed; Slurm needs a "
     "cluster",
     "engine.weights=": "needs the weights of a model",

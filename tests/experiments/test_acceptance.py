@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
 from experiments.acceptance import __main__ as acceptance  # noqa: E402
-from experiments.acceptance import attention, kernels  # noqa: E402
+from experiments.acceptance import attention, kernels, products  # noqa: E402
 from experiments.acceptance.context import Context  # noqa: E402
 from experiments.acceptance.engines import OUTPUT_TOKENS, PROMPT_TOKENS, workload  # noqa: E402
 
@@ -59,7 +59,7 @@ def test_every_section_exists() -> None:
 
 def test_rates_and_shapes_report_as_they_go(tmp_path: Path) -> None:
     context = Context(torch.device("cpu"), True, tmp_path / "result.json")
-    for section in (attention.device, attention.attention, kernels.real_shapes):
+    for section in (attention.device, attention.attention, kernels.real_shapes, products.linear, products.experts):
         section(context)
     saved = json.loads(context.result.read_text())
     assert saved["record"]["flops"] > 0 and len(saved["checks"]) == len(context.checks) > 6

@@ -81,7 +81,9 @@ def test_tokens_are_those_of_the_reference(
         monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
         for module in (activation, attention, decode_step, latent_store, moe, norm, sampler):
             monkeypatch.setattr(module, "runs_triton", lambda _: True)
-    assert generate(triton_device, params, shape, cuda_graphs=True, max_lookahead_steps=4) == expected
+    # On a GPU, latent attention in float32 is computed by PyTorch, which no graph holds.
+    cuda_graphs: Any = "auto" if shape is LATENT and triton_device == "cuda" else True
+    assert generate(triton_device, params, shape, cuda_graphs=cuda_graphs, max_lookahead_steps=4) == expected
 
 
 @pytest.mark.slow

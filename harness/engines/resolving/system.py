@@ -232,4 +232,6 @@ def _calibrated(system: System, config: RunConfig) -> System:
     calibration_files.check(calibration, system.cost.kind, system.constants())
     if not config.cost.other_device:
         calibration_files.check_device(calibration, system.device.name)
-    return replace(system, calibration=calibration)
+    given = {"front_end_ms": config.frontend.latency_ms, "front_end_token_us": config.frontend.prompt_token_us}
+    fitted = {name: value for name, value in calibration.constants.items() if given.get(name) is None}
+    return replace(system.with_front_end(fitted), calibration=calibration)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from engine.documents import DocumentError, read_yaml
 from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.errors import TwinServeError
 from harness.figures.chart import Chart, is_known
@@ -18,7 +19,7 @@ from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.words import count, number_cell, numeric, records
 from harness.measured.names import NAMES
-from harness.results.stored.files import ERRORS, SUMMARY, VALIDATED_LATENCIES, VALIDATION
+from harness.results.stored.files import CALIBRATION, ERRORS, SUMMARY, VALIDATED_LATENCIES, VALIDATION
 
 
 def validation_page(folder: Path) -> Page:
@@ -62,6 +63,7 @@ def _of_run(document: Mapping[str, Any], summary: Mapping[str, Any], folder: Pat
     return [
         *found,
         tiles(_error_tiles(errors)),
+        _observed(folder, errors, summary),
         section("Latencies, measured and simulated", figures(latencies)),
         section("Errors", figures(errors_chart(known)), _error_table(errors, noisy)),
         section("State over time", figures(levels), _level_table(document.get("levels") or {})),
@@ -70,6 +72,31 @@ def _of_run(document: Mapping[str, Any], summary: Mapping[str, Any], folder: Pat
         ),
         section("What was compared", facts(_compared(document, summary))),
     ]
+
+
+def _observed(folder: Path, errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Markup:
+    """After task=observe: the errors of the half that was fitted beside those of the other, and how to go on."""
+    if not (folder / CALIBRATION).exists():
+        return Markup("")
+    try:
+        document = read_yaml(folder / CALIBRATION, numbers="any")
+        fit = document["objective"]
+        halves = [{name: 100 * error for name, error in fit[key].items()} for key in ("errors_before", "errors_after")]
+        constants = ", ".join(f"{name} {value:.4g}" for name, value in document["constants"].items())
+    except (DocumentError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise TwinServeError(f"{folder / CALIBRATION}: {error}") from error
+    second = {f"{row['metric']} {row['statistic']}": row.get("error_pct") for row in errors}
+    rows = [
+        [Cell(f"{NAMES[name.split()[0]]} {_statistic({'statistic': name.split()[1]})}"),
+         *(_signed(each.get(name)) for each in (*halves, second))]
+        for name in halves[1] if name.split()[0] in NAMES
+    ]  # fmt: skip
+    blocks = f" num_blocks={summary['num_blocks']}" if summary.get("num_blocks") else ""
+    return section(
+        "The server, observed",
+        table(["error %", "first half, not fitted", "first half, fitted", "second half, held out"], rows),
+        facts([("Fitted constants", constants), ("What if", f"cost.calibration={folder / CALIBRATION}{blocks}")]),
+    )
 
 
 def _charts(

@@ -14,7 +14,16 @@ from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import TwinServeError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import MAX_SPAN_S
-from tests.harness.measured.builders import bench, made_up, pretend_measured, write_distserve, write_llmservingsim
+from tests.harness.measured.builders import (
+    FILES,
+    NAMES,
+    TABLE,
+    bench,
+    made_up,
+    pretend_measured,
+    write_distserve,
+    write_llmservingsim,
+)
 from tests.mutations import mutants
 
 MAX_SECONDS = 10
@@ -28,6 +37,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_llmservingsim(folder / "llmservingsim", kv_cache_pct=50.0)
     write_distserve(folder / "m.exp", made_up())
     bench(folder / "b.json")
+    for name in ("guidellm.json", "aiperf.jsonl"):
+        shutil.copy(FILES / name, folder)
+    (folder / "log.csv").write_text(TABLE)
     pretend_measured(folder / "run", "trace.num_requests=8")
     return folder
 
@@ -39,6 +51,9 @@ TARGETS = {
     ],
     "distserve": ["m.exp"],
     "vllm_bench": ["b.json"],
+    "guidellm": ["guidellm.json"],
+    "aiperf": ["aiperf.jsonl"],
+    "csv": ["log.csv"],
     "run": ["run/config.yaml", "run/summary.json", "run/requests.parquet", "run/steps.parquet", "run/gaps.parquet"],
 }  # fmt: skip
 
@@ -73,13 +88,13 @@ def mutated(records: Path, kind: str, count: int) -> Iterator[str]:
 
 def run_cases(records: Path, kind: str, count: int) -> int:
     """Reads `count` mutants of each file; returns how many were read."""
-    place = {"llmservingsim": "llmservingsim", "distserve": "m.exp", "vllm_bench": "b.json", "run": "run"}[kind]
+    place = kind if kind in ("llmservingsim", "run") else TARGETS[kind][0]
     workload = str(records / "llmservingsim" / "workload.jsonl") if kind == "llmservingsim" else None
     num_read = 0
     for case in mutated(records, kind, count):
         started = time.perf_counter()
         try:
-            run = load_measured(f"{kind}:{records / place}", workload)
+            run = load_measured(f"{kind}:{records / place}", workload, NAMES if kind == "csv" else None)
         except TwinServeError as error:
             assert str(error).isprintable() and len(str(error)) < 2000, (case, str(error))
         except Exception as error:

@@ -207,7 +207,7 @@ def test_the_table_fits_a_terminal_and_says_what_was_fitted(tmp_path: Path, monk
         (["task=calibrate"], "validation.measured: task=calibrate needs a measured run"),
         (["task=validate", "validation.measured=run:a", "engine=cpu"], "engine=cpu: task=validate simulates"),
         (["validation.measured=run:a"], "validation.measured: task=run does not read it, task=validate does"),
-        (["calibration.part=first_half"], "calibration.part: read by task=calibrate only"),
+        (["calibration.part=first_half"], "calibration.part: read by task=calibrate and task=observe only"),
         (["task=validate", "validation.measured=run:a", "calibration.part=first_half"], "calibration.part: read by"),
         (["task=validate", "validation.score=half"], "choose one of all, first_half, second_half"),
     ],

@@ -7,9 +7,11 @@ from harness.config.schema.system import CostConfig, EngineConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.serving import ServeConfig
-from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, ObserveConfig, ValidationConfig
 
-Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "plot", "capacity", "search", "serve"]
+Task = Literal[
+    "run", "report", "profile", "import", "validate", "calibrate", "observe", "plot", "capacity", "search", "serve"
+]
 
 
 def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:
@@ -31,6 +33,7 @@ def check_measured(
     engine: EngineConfig,
     validation: ValidationConfig,
     calibration: CalibrationConfig,
+    observe: ObserveConfig,
 ) -> None:
     """Raise ValueError where the task lacks a measured run, or keys are given that it does not read."""
     simulates = task in ("validate", "calibrate")
@@ -40,8 +43,12 @@ def check_measured(
         )
     if not simulates and (key := validation.changed()):
         raise ValueError(f"validation.{key}: task={task} does not read it, task=validate does")
-    if task != "calibrate" and (key := calibration.changed()):
-        raise ValueError(f"calibration.{key}: read by task=calibrate only")
+    if task not in ("calibrate", "observe") and (key := calibration.changed()):
+        raise ValueError(f"calibration.{key}: read by task=calibrate and task=observe only")
+    if task != "observe" and (key := observe.changed()):
+        raise ValueError(f"observe.{key}: read by task=observe only")
+    if task == "observe" and engine.kind != "openai":
+        raise ValueError(f"engine={engine.kind}: task=observe drives a server; use engine=openai engine.endpoint=...")
     if simulates and engine.kind != "sim":
         raise ValueError(f"engine={engine.kind}: task={task} simulates; use engine=sim")
 
@@ -63,5 +70,5 @@ def check_serving(task: Task, serve: ServeConfig, engine: EngineConfig) -> None:
     """Raise ValueError where nothing could be served, or keys are given that the task does not read."""
     if task != "serve" and (key := serve.changed()):
         raise ValueError(f"serve.{key}: read by task=serve only")
-    if engine.kind == "openai" and task not in ("run", "report", "plot", "capacity"):
+    if engine.kind == "openai" and task not in ("run", "report", "plot", "capacity", "observe"):
         raise ValueError(f"engine=openai: task={task} needs another engine; task=run drives a server")

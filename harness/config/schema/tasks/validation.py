@@ -14,7 +14,8 @@ Objective = Literal["steps", "statistics"]
 class ValidationConfig(ConfigModel):
     """The measured run to compare with, as `<kind>:<path>`; `harness.measured` has the kinds.
 
-    `workload` is the file of replayed requests, for formats whose log lacks the prompts. `repeats` are more measured
+    `workload` is the file of replayed requests, for formats whose log lacks the prompts. `columns` are the columns of a
+    CSV file by our names, where they are called otherwise. `repeats` are more measured
     runs of the same configuration.
     `score` selects the requests to compare, by order of arrival. `latency_from` is where TTFT and E2EL start: at the
     arrival, or when the scheduler first saw the request.
@@ -31,6 +32,7 @@ class ValidationConfig(ConfigModel):
     repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
     latency_from: LatencyFrom = "arrival"
+    columns: dict[str, Text] | None = None
     select: dict[str, str] = {}
     length_ratio: Fraction = 0.8
     requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
@@ -44,6 +46,12 @@ class ValidationConfig(ConfigModel):
         if not isinstance(select, dict):
             return select
         return {key: "nan" if value != value else value for key, value in select.items()}
+
+
+class ObserveConfig(ConfigModel):
+    """`time_s` is how long task=observe drives the server at most."""
+
+    time_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
 
 
 class CalibrationConfig(ConfigModel):

@@ -1,0 +1,88 @@
+"""Readers of what load generators record: on files that they wrote of our simulated server, and on tables made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.measured import load_measured
+from tests.harness.measured.builders import FILES, NAMES, TABLE, edit_lines, refusal
+
+
+def means_of_guidellm(path: Path) -> dict[str, float]:
+    metrics = json.loads(path.read_text())["benchmarks"][0]["metrics"]
+    names = {"ttft": "time_to_first_token_ms", "itl": "inter_token_latency_ms", "tokens": "output_token_count"}
+    return {ours: metrics[name]["successful"]["mean"] for ours, name in names.items()}
+
+
+def means_of_aiperf(path: Path) -> dict[str, float]:
+    lines = [json.loads(line)["metrics"] for line in path.read_text().splitlines()]
+    names = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2el": "request_latency"}
+    return {ours: sum(line[name]["value"] for line in lines) / len(lines) for ours, name in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("file", "means"), [("guidellm.json", means_of_guidellm), ("aiperf.jsonl", means_of_aiperf)], ids=str
+)
+def test_latencies_are_those_that_the_tool_says(file: str, means: Any) -> None:
+    run = load_measured(f"{file.partition('.')[0]}:{FILES / file}")
+    assert len(run.requests) == 30 and run.requests["num_prompt_tokens"].between(20, 200).all()
+    found = {name: 1e3 * run.requests[name].mean() for name in ("ttft", "tpot", "e2el")}
+    decoding = run.requests["finish_time"] - run.requests["first_token_time"]
+    found["itl"] = 1e3 * decoding.sum() / (run.requests["num_output_tokens"] - 1).sum()
+    found["tokens"] = run.requests["num_output_tokens"].mean()
+    expected = means(FILES / file)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_table_has_our_columns_or_those_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(TABLE)
+    run = load_measured(f"csv:{path}", columns=NAMES)
+    ours = TABLE.replace("sent_at", "arrival_time").replace("prompt", "num_prompt_tokens")
+    path.write_text(ours.replace("ttft_ms", "first_token_time").replace("500", "11.5").replace("250", "10.25"))
+    assert run.requests.equals(load_measured(f"csv:{path}").requests)
+    assert run.requests["num_prompt_tokens"].tolist() == [20, 30]  # in order of arrival
+    assert run.requests["ttft"].tolist() == pytest.approx([0.25, 0.5])
+    assert run.requests["e2el"].tolist() == pytest.approx([0.25, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names", "message"),
+    [
+        ("", "", {}, "no column arrival_time; there are sent_at, "),
+        ("e2el", "end", NAMES, "no column finish_time or e2el; there are sent_at, .*; see validation.columns"),
+        ("e2el", "end", NAMES | {"finish_time": "ended"}, "no column ended"),
+        ("0.9", "soon", NAMES, "e2el of request 1 is no number"),
+        ("30,3", "0,3", NAMES, "num_prompt_tokens of request 1 is 0"),
+        ("0.9", "0.1", NAMES, "finish_time before first_token_time"),
+    ],
+)  # fmt: skip
+def test_tables_that_are_not_whole_are_refused(
+    old: str, new: str, names: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(TABLE.replace(old, new))
+    with pytest.raises(Exception, match=message):
+        load_measured(f"csv:{path}", columns=names)
+
+
+def test_failed_requests_of_aiperf_are_left_out_and_warm_up_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text((FILES / "aiperf.jsonl").read_text())
+    edit_lines(path, 3, error={"code": 500, "message": "no"})
+    edit_lines(path, 4, metadata={"benchmark_phase": "warmup"})
+    run = load_measured(f"aiperf:{path}")
+    assert len(run.requests) == 28 and any("1 of 29 requests failed" in note for note in run.notes)
+    edit_lines(path, 5, error={"code": 500})
+    assert "2 of 29 requests failed" in refusal(f"aiperf:{path}")
+
+
+def test_other_files_have_no_columns_to_name_and_no_workload() -> None:
+    name = f"aiperf:{FILES / 'aiperf.jsonl'}"
+    with pytest.raises(Exception, match=r"validation.columns: aiperf files"):
+        load_measured(name, columns=NAMES)
+    assert "leave it out" in refusal(name, FILES)

@@ -1,0 +1,53 @@
+"""Comparisons with the aggregates of `vllm bench serve` alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import run
+from harness.errors import MeasuredRunError
+from tests.harness.measured.builders import compare, refusal
+
+SENT = ("trace=synthetic", "arrival=closed_loop", "arrival.concurrency=4", "trace.num_requests=30")
+LENGTHS = [
+    word
+    for part, value in (("prompt", 80), ("output", 12))
+    for word in (f"trace/lengths@trace.{part}=constant", f"trace.{part}.value={value}")
+]
+
+
+def written(path: Path, **changes: Any) -> str:
+    """What the client of vLLM would have written of a simulation of constant lengths."""
+    summary = run(*SENT, *LENGTHS, "cost=roofline").summary
+    names = [f"{statistic}_{metric}_ms" for statistic in ("mean", "median", "p99") for metric in ("ttft", "tpot")]
+    names += ["duration", "request_throughput", "output_throughput", "total_token_throughput"]
+    document = {name: summary[name] for name in names} | {
+        "backend": "vllm", "model_id": "Qwen/Qwen3-8B", "completed": 30, "total_input_tokens": 2400,
+        "total_output_tokens": 360, "request_rate": "inf", "max_concurrency": 4,
+    }  # fmt: skip
+    path.write_text(json.dumps(document | changes))
+    return f"vllm_bench:{path}"
+
+
+def test_what_was_simulated_has_no_error_and_what_was_slower_has_its_sign(tmp_path: Path) -> None:
+    name = written(tmp_path / "b.json")
+    found = compare(name, tmp_path / "out", *SENT[:1])
+    assert len(found["errors"]) == 10 and max(abs(row["error_pct"]) for row in found["errors"]) < 1e-6
+    assert any("mean lengths" in warning for warning in found["warnings"])
+    document = json.loads((tmp_path / "b.json").read_text())
+    (tmp_path / "b.json").write_text(json.dumps(document | {"mean_tpot_ms": 1.25 * document["mean_tpot_ms"]}))
+    errors = compare(name, tmp_path / "out", *SENT[:1])["errors"]
+    assert [row["error_pct"] for row in errors if (row["metric"], row["statistic"]) == ("tpot", "mean")] == [
+        pytest.approx(-20)
+    ]
+    assert "no list input_lens" in refusal(name)  # of which nothing can be fitted to
+
+
+@pytest.mark.parametrize("changes", [{"completed": 0}, {"total_input_tokens": None}, {"total_output_tokens": 3}])
+def test_files_that_tell_no_workload_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(MeasuredRunError, match="no completed requests with total_input_tokens"):
+        compare(written(tmp_path / "b.json", **changes), tmp_path / "out")
