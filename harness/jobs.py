@@ -116,12 +116,11 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "calibrate":
         return importlib.import_module("harness.calibration.calibrate").calibrate
     if config.task == "observe":
-        return importlib.import_module("harness.calibration.observe").observe
+        return partial(importlib.import_module("harness.calibration.observe").observe, given=_given())
     if config.task == "capacity":
         is_job = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-        given = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
         find = importlib.import_module("harness.terminal").capacity
-        return partial(find, given=given, confirms=not is_job)  # the end of a sweep confirms the best only
+        return partial(find, given=_given(), confirms=not is_job)  # the end of a sweep confirms the best only
     if config.task == "search":
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
@@ -129,3 +128,8 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "serve":
         return importlib.import_module("harness.terminal").serve
     return importlib.import_module("harness.terminal").run
+
+
+def _given() -> list[str]:
+    """The overrides of the job."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []

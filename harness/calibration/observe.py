@@ -1,6 +1,6 @@
 """task=observe: drives a server with a few loads, fits what can be seen from outside, and predicts a load not fitted.
 
-    probe                 as many clients as there are seats: how many requests/s the server can serve
+    probe                 max_num_seqs clients: the requests/s that the server can serve
     ladder, first half    0.2, 0.5 and 0.8 of that; constants are fitted to these requests, as task=calibrate does
     ladder, second half   0.65 of that; these requests are predicted, as task=validate does
 
@@ -9,8 +9,10 @@ The ladder is one measured run, in the folder `measured`.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,16 @@ import pandas as pd
 from rich.console import Console
 
 from harness.calibration.calibrate import calibrate
-from harness.config import RunConfig, SimEngine
+from harness.config import PoissonArrival, RunConfig, SimEngine
 from harness.engines.endpoint.engine import EndpointEngine
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
+from harness.measured.names import NAMES
 from harness.record.progress_bar import Terminal
 from harness.results.stored.files import CALIBRATION, MEASURED
 from harness.results.tables import Floats
 from harness.results.terminal import print_line
+from harness.studies.outcome import Given
 from harness.studies.run import serve
 from harness.validation.validate import validate
 from harness.workload.arrivals import ClosedLoop, OpenLoop
@@ -37,12 +41,17 @@ from simulator.costs.constants import ONLY_IF_NAMED
 _PROBE, _LADDER = 0.2, 0.65  # of the time; the rest is for the last answers
 _FITTED, _HELD_OUT = (0.2, 0.5, 0.8), 0.65  # loads, as shares of what the probe found
 _MOST, _FEWEST = 2000, 20  # requests of each half
+_FEW_HITS = 0.02  # shares of prompt tokens that were cached: short prompts begin alike by chance
+_KNOWN = (
+    "the server knew prompts of this run, which a simulation does not: empty its prefix cache (engine.reset_cache=true "
+    "where it can), or give another seed"
+)
 _OF_PROFILES = ("step_overhead_us", *ONLY_IF_NAMED)
 
 
-def observe(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Drive the server for `config.observe.time_s` at most, and leave in `folder` the measured run, calibration.yaml
-    and the validation of the second half; returns the content of validation.json.
+def observe(config: RunConfig, folder: Path, given: Sequence[str] = ()) -> dict[str, Any]:
+    """Drive the server, and leave in `folder` the measured run, calibration.yaml and the validation of the second half;
+    returns the content of validation.json. `given` are the overrides that made `config`.
 
     Raises:
         TwinServeError: the server, the trace or the configuration cannot be used.
@@ -50,13 +59,20 @@ def observe(config: RunConfig, folder: Path) -> dict[str, Any]:
     console = Console()
     simulated = config.model_copy(update={"engine": SimEngine(), "task": "calibrate"})
     constants = config.calibration.constants or _seen_from_outside(simulated)
-    rate, num_rows = _probed(config)
-    times = ladder(rate, _LADDER * config.observe.time_s, num_rows // 2, np.random.default_rng(config.seed))
-    print_line(console, f"the server can about {rate:.3g} requests/s; {len(times):,} requests in {times[-1]:,.0f} s")
+    probe_s = _PROBE * config.observe.time_s
+    print_line(console, f"probe: {config.max_num_seqs} clients for at most {probe_s:,.0f} s")
+    rate, num_rows = _probed(config, probe_s)
+    times = ladder(rate, config.observe.time_s, num_rows // 2, np.random.default_rng(config.seed))
+    loads = ", ".join(f"{share * rate:.3g}" for share in (*_FITTED, _HELD_OUT))
+    print_line(console, f"the server serves about {rate:.3g} requests/s")
+    print_line(console, f"ladder: {len(times):,} requests in {times[-1]:,.0f} s, at {loads} requests/s")
     trace, config = _first(config, len(times))
+    config = config.model_copy(update={"arrival": PoissonArrival(rate=len(times) / times[-1])})
     run = serve(config, trace, OpenLoop(np.rint(times * 1e9).astype(np.int64)), Terminal(config, console))
-    run.save(folder / MEASURED)
+    replace(run, given=Given(given)).save(folder / MEASURED)
     run.check(folder / MEASURED)
+    if run.summary["prompts_share"] is False and (run.summary["prefix_cache_hit_rate"] or 0) > _FEW_HITS:
+        print_line(console, f"! {_KNOWN}", "yellow")
     fitted, document = _fitted_and_scored(simulated, constants, folder)
     for line in conclusion(fitted, document, folder / CALIBRATION, run.result.num_blocks):
         print_line(console, line)
@@ -84,14 +100,14 @@ def _seen_from_outside(config: RunConfig) -> tuple[str, ...]:
     return tuple(name for name in system.constants() if name != "front_end_token_us" or system.cost.kind != "linear")
 
 
-def _probed(config: RunConfig) -> tuple[float, int]:
-    """How many requests/s the server can serve, and how many rows the trace has, as far as a ladder would take them.
+def _probed(config: RunConfig, time_s: float) -> tuple[float, int]:
+    """The requests/s that the server can serve, and the number of requests that the trace has for a ladder.
 
     The prompts are of another seed than those of the ladder, which are to find none of them in the prefix cache.
     """
     trace, config = _first(config.model_copy(update={"seed": config.seed + 1}), 2 * _MOST)
     engine = EndpointEngine(config, trace, ClosedLoop(len(trace.table), config.max_num_seqs))
-    timer = threading.Timer(_PROBE * config.observe.time_s, engine.stop)
+    timer = threading.Timer(time_s, engine.stop)
     try:
         timer.start()
         engine.run()
@@ -107,28 +123,32 @@ def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
     """Output tokens from `start_s` to `end_s`, as if those of a request came at equal distances; requests without an
     end go on at `end_s`."""
     first, last = requests["first_token_time"], requests["finish_time"].fillna(end_s)
-    shares = (last - first.clip(lower=start_s)) / (last - first).clip(lower=1e-9)
-    return float((requests["num_output_tokens"] * shares.clip(0, 1)).sum()) / (end_s - start_s)
+    before = ((start_s - first) / (last - first).clip(lower=1e-9)).clip(0, 1)  # of one token: none or all
+    return float((requests["num_output_tokens"] * (1 - before)).sum()) / (end_s - start_s)
 
 
 def _first(config: RunConfig, count: int) -> tuple[Trace, RunConfig]:
     """So many requests of the trace, and the configuration that has no more of them."""
     key = "limit" if getattr(config.trace, "num_requests", None) is None else "num_requests"
+    count = min(count, getattr(config.trace, "limit", None) or count)
     config = config.model_copy(update={"trace": config.trace.model_copy(update={key: count})})
-    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace"), config
+    return load_trace(config.trace, seed=config.seed, with_times=False), config
 
 
 def ladder(rate: float, time_s: float, most: int, rng: np.random.Generator) -> Floats:
     """Arrival times in s of Poisson processes one after the other, half of the requests fitted and half held out.
 
+    `time_s` is the time of the whole task, and `most` the requests of a half that there are.
+
     Raises:
         ConfigError: there is too little time, or there are too few requests.
     """
-    half = min(int(rate * time_s / (len(_FITTED) / sum(_FITTED) + 1 / _HELD_OUT)), _MOST, most)
+    request_s = (len(_FITTED) / sum(_FITTED) + 1 / _HELD_OUT) / _LADDER / max(rate, 1e-9)  # of one in each half
+    half = min(int(time_s / request_s), _MOST, most)
     if half < _FEWEST:
+        needed = "a longer trace" if most < _FEWEST else f"observe.time_s={math.ceil(_FEWEST * request_s)}"
         raise ConfigError(
-            f"task=observe: {2 * half} requests at {rate:.3g} requests/s, and {2 * _FEWEST} are needed at least; give "
-            "more time with observe.time_s, or a longer trace"
+            f"task=observe: {2 * half} requests at {rate:.3g} requests/s, and {2 * _FEWEST} are needed: give {needed}"
         )
     counts = [round(half * share / sum(_FITTED)) for share in _FITTED[:-1]]
     counts += [half - sum(counts), half]
@@ -144,10 +164,14 @@ def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Pat
     return [
         f"first half, fitted: {_listed(first)}",
         f"second half, not fitted: {_listed(second)}",
-        f"what if: cost.calibration={path}{pool}",
+        f"use it with: cost.calibration={path}{pool}",
     ]
 
 
 def _listed(errors: Mapping[str, float]) -> str:
-    names = [f"{metric} {statistic}" for metric in ("ttft", "tpot", "e2el") for statistic in ("median", "p90")]
-    return ", ".join(f"{name.upper()} {errors[name]:+.1f} %" for name in names if name in errors)
+    return ", ".join(
+        f"{NAMES[metric]} {label} {errors[f'{metric} {statistic}']:+.1f} %"
+        for metric in ("ttft", "tpot", "e2el")
+        for statistic, label in (("median", "p50"), ("p90", "p90"))
+        if f"{metric} {statistic}" in errors
+    )

@@ -25,8 +25,8 @@ READERS = (*_WITH_WORKLOAD, *_ALONE, "csv")
 __all__ = ["READERS", "MeasuredRun", "load_measured"]
 
 
-def load_measured(name: str, workload: str | None = None, columns: Mapping[str, str] | None = None) -> MeasuredRun:
-    """The measured run that `<kind>:<path>` names; kinds are those of `READERS`. `columns` are those of a CSV file.
+def load_measured(name: str, workload: str | None = None, columns: Mapping[str, str] = {}) -> MeasuredRun:
+    """The measured run that `<kind>:<path>` names; kinds are those of `READERS`. `columns` are as in `read_csv`.
 
     Raises:
         MeasuredRunError: the kind is unknown, or the record cannot be used.
@@ -41,4 +41,4 @@ def load_measured(name: str, workload: str | None = None, columns: Mapping[str, 
         return _WITH_WORKLOAD[kind](user_path(path), None if workload is None else user_path(workload))
     if workload is not None:
         raise MeasuredRunError(f"validation.workload: {kind} files hold the workload themselves; leave it out")
-    return client_records.read_csv(user_path(path), columns or {}) if kind == "csv" else _ALONE[kind](user_path(path))
+    return client_records.read_csv(user_path(path), columns) if kind == "csv" else _ALONE[kind](user_path(path))

@@ -3,7 +3,7 @@
     guidellm      the JSON of GuideLLM (schema version 2): the successful requests of all its benchmarks, one run
     aiperf        profile_export.jsonl of AIPerf: the requests of its profiling phase
     csv           any table with a row per request, whose columns are named as those of requests.parquet, or as
-                  validation.columns says; times are in s, and in ms in a column whose name ends in _ms
+                  validation.columns says; times are in s, but in ms where the file's name of a column ends in _ms
 
 A request arrives when its client sent it. The last token is the end of a request where a format has it.
 """
@@ -40,25 +40,24 @@ def read_guidellm(path: Path) -> MeasuredRun:
         raise MeasuredRunError(f"{path}: no list benchmarks, as GuideLLM writes with --output kind=json")
     records, failed = [], 0
     for each in benchmarks:
-        requests = each.get("requests")
-        kinds = requests if isinstance(requests, dict) else {}
-        failed += len(kinds.get("errored") or ()) + len(kinds.get("incomplete") or ())
-        for request in kinds.get("successful") or ():
-            timings = _part(_part(request, "info"), "timings")
-            records.append({ours: _part(request).get(name, timings.get(name)) for ours, name in _GUIDELLM.items()})
+        requests = _object(each.get("requests"))
+        failed += len(_list(requests.get("errored"))) + len(_list(requests.get("incomplete")))
+        for request in map(_object, _list(requests.get("successful"))):
+            timings = _object(_object(request.get("info")).get("timings"))
+            records.append({ours: request.get(name, timings.get(name)) for ours, name in _GUIDELLM.items()})
     return _run("guidellm", path, "a server, by GuideLLM", number_columns(path, records, _COLUMNS), failed)
 
 
 def read_aiperf(path: Path) -> MeasuredRun:
     """Raises MeasuredRunError: it is no such file, or more than a few requests failed."""
-    lines = [each for each in read_json_lines(path) if _part(each, "metadata").get("benchmark_phase") != "warmup"]
+    lines = [each for each in read_json_lines(path) if _object(each.get("metadata")).get("benchmark_phase") != "warmup"]
     served = [each for each in lines if each.get("error") is None]
-    starts = [_part(each, "metadata").get("request_start_ns") for each in served]
+    starts = [_object(each.get("metadata")).get("request_start_ns") for each in served]
     origin = min((start for start in starts if type(start) is int), default=0)
     records = [
         {
             "request_start_ns": (start - origin) * 1e-9 if type(start) is int else None,
-            **{name: _value(_part(each, "metrics").get(name)) for name in _AIPERF},
+            **{name: _value(_object(each.get("metrics")).get(name)) for name in _AIPERF},
         }
         for start, each in zip(starts, served, strict=True)
     ]
@@ -69,7 +68,7 @@ def read_aiperf(path: Path) -> MeasuredRun:
 
 
 def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:
-    """`names` are the columns of the file by our names.
+    """`names` are ours by those of the file, where they differ.
 
     Raises:
         MeasuredRunError: it is no such file, or lacks a column; a request of a row is not whole.
@@ -79,36 +78,29 @@ def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:
         table = pd.read_csv(path, skipinitialspace=True)
     except (ValueError, OSError) as error:
         raise MeasuredRunError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
+    there = f"there are {', '.join(map(str, table.columns))}; see validation.columns"
+    if absent := [name for name in names if name not in table]:
+        raise MeasuredRunError(f"{path}: no column {absent[0]}; {there}")
+    own_names = {name.removesuffix("_ms"): name for name in map(str, table)} | {names[own]: own for own in names}
     columns: dict[str, Floats] = {}
     for name in _COLUMNS:
         duration = _DURATIONS.get(name)
-        found = _column(path, table, names, name, needed=duration is None)
-        if found is None and duration is not None:
-            found = _column(path, table, names, duration, needed=False)
-            if found is None:
-                there = ", ".join(map(str, table.columns))
-                raise MeasuredRunError(
-                    f"{path}: no column {name} or {duration}; there are {there}; see validation.columns"
-                )
-            found = columns["arrival_time"] + found
-        assert found is not None
-        columns[name] = found
+        if name in own_names:
+            columns[name] = _numbers(path, table, own_names[name])
+        elif duration and duration in own_names:
+            columns[name] = columns["arrival_time"] + _numbers(path, table, own_names[duration])
+        else:
+            raise MeasuredRunError(f"{path}: no column {name}{f' or {duration}' if duration else ''}; {there}")
     return _run("csv", path, "a server, by its log", columns, 0)
 
 
-def _column(path: Path, table: pd.DataFrame, names: Mapping[str, str], name: str, *, needed: bool) -> Floats | None:
-    """A column in s or tokens, of numbers only."""
-    own = names.get(name) or next((each for each in (name, f"{name}_ms") if each in table), None)
-    if own is None or own not in table:
-        if not needed and name not in names:
-            return None
-        there = ", ".join(map(str, table.columns))
-        raise MeasuredRunError(f"{path}: no column {own or name}; there are {there}; see validation.columns")
-    values = pd.to_numeric(table[own], errors="coerce").to_numpy(dtype=np.float64)
+def _numbers(path: Path, table: pd.DataFrame, name: str) -> Floats:
+    """A column in s or tokens."""
+    values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        raise MeasuredRunError(f"{path}: {own} of request {bad[0] + 1} is no number")
-    return values * 1e-3 if own.endswith("_ms") else values
+        raise MeasuredRunError(f"{path}: {name} of request {bad[0] + 1} is no number")
+    return values * 1e-3 if name.endswith("_ms") else values
 
 
 def _run(kind: str, path: Path, engine: str, columns: Mapping[str, Floats], failed: int) -> MeasuredRun:
@@ -126,10 +118,12 @@ def _run(kind: str, path: Path, engine: str, columns: Mapping[str, Floats], fail
     return MeasuredRun(kind, str(path), engine, (path,), trace, requests, series_table({}), notes=tuple(notes))
 
 
-def _part(value: Any, name: str | None = None) -> Mapping[str, Any]:
-    """The object under a name, or the value itself; empty where it is none."""
-    found = value.get(name) if name is not None and isinstance(value, dict) else value if name is None else None
-    return found if isinstance(found, dict) else {}
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _value(metric: Any) -> Any:

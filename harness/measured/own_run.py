@@ -50,7 +50,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         raise MeasuredRunError("validation.workload: a result folder names its trace itself; leave it out")
     result, summary = results.read_results(path)
     is_seen = summary.get("engine") == "openai"
-    _check_tables(path, result, _SEEN_NUMBERS if is_seen else _REQUEST_NUMBERS)
+    _check_tables(path, result, is_seen=is_seen)
     if summary.get("simulated"):
         raise MeasuredRunError(f"{path}: a simulation, not a measured run; give a folder of engine=cpu, gpu or openai")
     status = result.requests["status"].value_counts()
@@ -65,10 +65,10 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     return (_seen if is_seen else _measured)(path, load(path / "config.yaml"), result)
 
 
-def _check_tables(path: Path, result: RunResult, request_numbers: tuple[str, ...]) -> None:
+def _check_tables(path: Path, result: RunResult, *, is_seen: bool) -> None:
     """Raises MeasuredRunError where a table lacks a column, or a number in it is impossible."""
     for file, table, names in (
-        (results.REQUESTS, result.requests, request_numbers),
+        (results.REQUESTS, result.requests, _SEEN_NUMBERS if is_seen else _REQUEST_NUMBERS),
         (results.STEPS, result.steps, _STEP_NUMBERS),
     ):
         columns = {name: table[name] for name in names if name in table.columns and table.columns.is_unique}
@@ -89,7 +89,7 @@ def _check_tables(path: Path, result: RunResult, request_numbers: tuple[str, ...
     if (np.diff(result.steps["start_time"].to_numpy()) < 0).any():
         raise MeasuredRunError(f"{path / results.STEPS}: the steps are not in order of time")
     counts: dict[str, object] = {"num_blocks": result.num_blocks, "block_size": result.block_size}
-    if request_numbers is _SEEN_NUMBERS and result.num_blocks is None:
+    if is_seen and result.num_blocks is None:
         del counts["num_blocks"]  # the server did not tell
     for name, count in counts.items():
         if type(count) is not int or not 1 <= count <= MAX_TOKENS:

@@ -132,7 +132,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         usage += f" · sharing saves {percent(summary['saved_block_share'])} of blocks"
     yield "KV cache", usage
     hits = f"{percent(summary['prefix_cache_hit_rate'])} of prompt tokens"
-    if summary.get("prompts_share") is False:
+    if summary.get("prompts_share") is False and not summary["prefix_cache_hit_rate"]:
         hits += ", as no prompts of this trace begin alike"
     for tier in ("host", "disk"):
         if summary[f"{tier}_hit_rate"]:

@@ -54,7 +54,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
 
 
 # Groups of any keys that stand in a file under conf/ of their own.
-OPEN_KEYS = ("select", "hf_overrides")
+OPEN_KEYS = ("select", "columns", "hf_overrides")
 
 
 def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:

@@ -244,7 +244,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     preempted = f"{_shown(summary, 'preemptions')}, {_shown(summary, 'recomputed_tokens')} tokens recomputed"
     batch = f"{_shown(summary, 'mean_batch_size')} sequences and {_shown(summary, 'mean_batch_tokens')} tokens"
     found = f"{percent(summary.get('prefix_cache_hit_rate'))} of prompt tokens found"
-    if summary.get("prompts_share") is False:
+    if summary.get("prompts_share") is False and not summary.get("prefix_cache_hit_rate"):
         found += ", as no prompts of this trace begin alike"
     return [
         ("Throughput", f"{_shown(summary, 'request_throughput')} requests/s · {total}"),

@@ -75,7 +75,7 @@ def _of_run(document: Mapping[str, Any], summary: Mapping[str, Any], folder: Pat
 
 
 def _observed(folder: Path, errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Markup:
-    """After task=observe: the errors of the half that was fitted beside those of the other, and how to go on."""
+    """After task=observe: the errors of the fitted half beside those of the other, and what a simulation takes."""
     if not (folder / CALIBRATION).exists():
         return Markup("")
     try:
@@ -94,8 +94,13 @@ def _observed(folder: Path, errors: Sequence[Mapping[str, Any]], summary: Mappin
     blocks = f" num_blocks={summary['num_blocks']}" if summary.get("num_blocks") else ""
     return section(
         "The server, observed",
-        table(["error %", "first half, not fitted", "first half, fitted", "second half, held out"], rows),
-        facts([("Fitted constants", constants), ("What if", f"cost.calibration={folder / CALIBRATION}{blocks}")]),
+        table(["error %", "first half, before the fit", "first half, fitted", "second half, not fitted"], rows),
+        facts(
+            [
+                ("Fitted constants", constants),
+                ("Use it with", f"cost.calibration={folder / CALIBRATION}{blocks}"),
+            ]
+        ),
     )
 
 

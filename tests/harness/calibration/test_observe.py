@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from harness import run
 from harness.calibration.observe import ladder, tokens_per_s
@@ -38,17 +41,30 @@ def test_each_half_of_a_ladder_is_half_of_its_requests_at_its_rates() -> None:
         part = times[start : start + count]
         assert (count - 1) / (part[-1] - part[0]) == pytest.approx(100 * share, rel=0.15)
         start += count
-    assert ladder(10.0, 200.0, 10**6, np.random.default_rng(0))[-1] == pytest.approx(200, rel=0.1)
-    with pytest.raises(ConfigError, match="task=observe: 22 requests at 1 requests/s, and 40 are needed"):
-        ladder(1.0, 40.0, 10**6, np.random.default_rng(0))
+    assert ladder(10.0, 200.0, 10**6, np.random.default_rng(0))[-1] == pytest.approx(0.65 * 200, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "time_s", "most", "message"),
+    [
+        (1.0, 60.0, 10**6, "22 requests at 1 requests/s, and 40 are needed: give observe.time_s=109$"),
+        (1.0, 1e4, 19, "38 requests at 1 requests/s, and 40 are needed: give a longer trace"),
+        (0.0, 60.0, 10**6, "0 requests at 0 requests/s, and 40 are needed: give observe.time_s="),
+    ],
+)
+def test_a_ladder_has_requests_enough_to_tell(rate: float, time_s: float, most: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ladder(rate, time_s, most, np.random.default_rng(0))
+    assert len(ladder(1.0, 109.0, 20, np.random.default_rng(0))) == 40
 
 
 def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
     table = {
-        "first_token_time": [0.0, 4.0, 6.0, np.nan], "finish_time": [5.0, 6.0, np.nan, np.nan],
-        "num_output_tokens": [10, 4, 8, 0],
+        "first_token_time": [0.0, 4.0, 6.0, np.nan, 0.0, 3.0, 1.0],
+        "finish_time": [5.0, 6.0, np.nan, np.nan, 1.0, 3.0, 1.0],
+        "num_output_tokens": [10, 4, 8, 0, 7, 1, 1],
     }  # fmt: skip
-    assert tokens_per_s(pd.DataFrame(table), 2.5, 10.0) == pytest.approx((5 + 4 + 8) / 7.5)
+    assert tokens_per_s(pd.DataFrame(table), 2.5, 10.0) == pytest.approx((5 + 4 + 8 + 1) / 7.5)
 
 
 @pytest.mark.long
@@ -71,17 +87,29 @@ def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path) -> None:
+def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, capsys: Any) -> None:
     server = ("engine=sim", *PROFILED)
     with serving(tmp_path / "server", *server) as running:
         asked = ("task=observe", "engine=openai", f"engine.endpoint={running.address}", "observe.time_s=4")
         few = ("trace=synthetic", *SHORT, "calibration.max_evaluations=5", "progress=false")
         execute_in(tmp_path / "out", config(*asked, *PROFILED, *few))
+        said = capsys.readouterr().out
+        assert "probe: 16 clients for at most 1 s" in said and "the server knew prompts" not in said
+        execute_in(tmp_path / "known", config(*asked, *PROFILED, *few))
+        assert "the server knew prompts of this run" in capsys.readouterr().out
+    _, fitted, held_out, takes = (line for line in said.splitlines() if re.match("ladder|first|second|use", line))
+    assert fitted.startswith("first half, fitted: TTFT p50 ") and "E2EL p90" in held_out
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert document["score"] == "second_half" and not document["scored_on_fitted_data"]
     measured = load_measured(f"run:{tmp_path / 'out' / 'measured'}")
     assert len(measured.requests) == document["measured"]["num_requests"] >= 40
     assert measured.own is None and measured.kv_tokens and measured.requests["first_scheduled_time"].isna().all()
+    assert takes.endswith(
+        f"cost.calibration={tmp_path / 'out' / 'calibration.yaml'} num_blocks={measured.kv_tokens // 16}"
+    )
+    arrival = yaml.safe_load((tmp_path / "out" / "measured" / "config.yaml").read_text())["arrival"]
+    span_s = np.ptp(measured.requests["arrival_time"])
+    assert arrival == {"kind": "poisson", "rate": pytest.approx(len(measured.requests) / span_s, rel=0.1)}
     assert measured.series["num_running"].max() > 0
     again = (f"cost.calibration={tmp_path / 'out' / 'calibration.yaml'}", "validation.score=second_half")
     same = compare(f"run:{tmp_path / 'out' / 'measured'}", tmp_path / "again", *PROFILED, *again)

@@ -151,7 +151,7 @@ def bench(path: Path, **changes: Any) -> str:
 
 FILES = Path(__file__).parent / "files"
 TABLE = "sent_at,ttft_ms,e2el,prompt,num_output_tokens\n11,500,0.9,30,3\n10,250,0.25,20,1\n"
-NAMES = {"arrival_time": "sent_at", "num_prompt_tokens": "prompt"}  # of the columns of TABLE
+NAMES = {"sent_at": "arrival_time", "prompt": "num_prompt_tokens"}  # ours, of columns of TABLE
 
 
 SECRET = "correct-horse-battery-staple"

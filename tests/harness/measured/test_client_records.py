@@ -55,7 +55,7 @@ def test_a_table_has_our_columns_or_those_it_is_told(tmp_path: Path) -> None:
     [
         ("", "", {}, "no column arrival_time; there are sent_at, "),
         ("e2el", "end", NAMES, "no column finish_time or e2el; there are sent_at, .*; see validation.columns"),
-        ("e2el", "end", NAMES | {"finish_time": "ended"}, "no column ended"),
+        ("e2el", "end", NAMES | {"ended": "finish_time"}, "no column ended"),
         ("0.9", "soon", NAMES, "e2el of request 1 is no number"),
         ("30,3", "0,3", NAMES, "num_prompt_tokens of request 1 is 0"),
         ("0.9", "0.1", NAMES, "finish_time before first_token_time"),
@@ -79,6 +79,25 @@ def test_failed_requests_of_aiperf_are_left_out_and_warm_up_is_none(tmp_path: Pa
     assert len(run.requests) == 28 and any("1 of 29 requests failed" in note for note in run.notes)
     edit_lines(path, 5, error={"code": 500})
     assert "2 of 29 requests failed" in refusal(f"aiperf:{path}")
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ({"errored": [{}, {}]}, "2 of 32 requests failed"),
+        ({"errored": [{}], "incomplete": [{}]}, "2 of 32 requests failed"),
+        ({"errored": 1, "successful": 7}, "holds no request"),
+        ({"successful": [{"info": 0, "prompt_tokens": 5}]}, "request 1 has no arrival_time, first_token_time"),
+    ],
+)
+def test_requests_of_guidellm_that_are_not_whole_are_refused(
+    requests: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "g.json"
+    document = json.loads((FILES / "guidellm.json").read_text())
+    document["benchmarks"][0]["requests"].update(requests)
+    path.write_text(json.dumps(document))
+    assert message in refusal(f"guidellm:{path}")
 
 
 def test_other_files_have_no_columns_to_name_and_no_workload() -> None:

@@ -94,7 +94,7 @@ def run_cases(records: Path, kind: str, count: int) -> int:
     for case in mutated(records, kind, count):
         started = time.perf_counter()
         try:
-            run = load_measured(f"{kind}:{records / place}", workload, NAMES if kind == "csv" else None)
+            run = load_measured(f"{kind}:{records / place}", workload, NAMES if kind == "csv" else {})
         except TwinServeError as error:
             assert str(error).isprintable() and len(str(error)) < 2000, (case, str(error))
         except Exception as error:

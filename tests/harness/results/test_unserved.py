@@ -124,3 +124,11 @@ def test_requests_that_were_not_served_in_full_are_beyond_every_limit() -> None:
         "ttft": [False, False, True, True, True],
         "tpot": [False, False, True, True, True],
     }
+
+
+def test_a_prefix_cache_is_explained_only_where_it_found_nothing() -> None:
+    served = run("trace.num_requests=5", "plots=false", "progress=false")
+    for hits in (0.0, 0.4):  # a server may know prompts of another run
+        shown = replace(served, summary=served.summary | {"prompts_share": False, "prefix_cache_hit_rate": hits})
+        explained = hits == 0
+        assert ("begin alike" in printed(shown.summary)) == ("begin alike" in shown.report()) == explained

@@ -47,6 +47,21 @@ def test_what_was_simulated_has_no_error_and_what_was_slower_has_its_sign(tmp_pa
     assert "no list input_lens" in refusal(name)  # of which nothing can be fitted to
 
 
+def test_requests_are_sent_at_the_rate_of_the_client(tmp_path: Path) -> None:
+    name = written(tmp_path / "b.json", request_rate=2.0, burstiness=1e6, duration=15.0)  # equal gaps
+    found = compare(name, tmp_path / "out", *SENT[:1])
+    (duration,) = (row for row in found["errors"] if row["metric"] == "duration")
+    assert duration["simulated"] == pytest.approx(29 / 2, rel=0.02)
+    assert any("max_concurrency=4 is not simulated" in warning for warning in found["warnings"])
+
+
+def test_a_file_without_a_number_to_compare_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps({"mean_ttft_ms": 0, "completed": 2, "total_input_tokens": 9, "total_output_tokens": 9}))
+    with pytest.raises(MeasuredRunError, match="has no mean, median or percentile"):
+        compare(f"vllm_bench:{path}", tmp_path / "out")
+
+
 @pytest.mark.parametrize("changes", [{"completed": 0}, {"total_input_tokens": None}, {"total_output_tokens": 3}])
 def test_files_that_tell_no_workload_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(MeasuredRunError, match="no completed requests with total_input_tokens"):

@@ -209,6 +209,10 @@ def test_the_table_fits_a_terminal_and_says_what_was_fitted(tmp_path: Path, monk
         (["validation.measured=run:a"], "validation.measured: task=run does not read it, task=validate does"),
         (["calibration.part=first_half"], "calibration.part: read by task=calibrate and task=observe only"),
         (["task=validate", "validation.measured=run:a", "calibration.part=first_half"], "calibration.part: read by"),
+        (["observe.time_s=5"], "observe.time_s: read by task=observe only"),
+        (["task=observe"], "engine=sim: task=observe drives a server; use engine=openai"),
+        (["task=observe", "calibration.objective=steps"], "calibration.objective: task=observe fits latencies of"),
+        (["task=validate", "validation.measured=csv:a", "validation.columns={a: ttf}"], "choose one of arrival_time, "),
         (["task=validate", "validation.score=half"], "choose one of all, first_half, second_half"),
     ],
 )

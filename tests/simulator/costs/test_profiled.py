@@ -104,6 +104,12 @@ def test_constants_add_up() -> None:
     plain, loaded = cost(), cost(step_overhead_us=100, prefill_layer_us=7)
     assert loaded.step_ns(decode) - plain.step_ns(decode) == 100_000
     assert loaded.step_ns(mixed) - plain.step_ns(mixed) == 100_000 + LAYERS * 7_000
+    slow = cost(kernel_factor=3)
+    slow_and_loaded = cost(kernel_factor=3, step_overhead_us=100, prefill_layer_us=7)
+    for step in (decode, mixed):  # the factor scales kernels only
+        added = loaded.step_ns(step) - plain.step_ns(step)
+        assert slow.step_ns(step) == pytest.approx(3 * plain.step_ns(step), abs=3)
+        assert slow_and_loaded.step_ns(step) - slow.step_ns(step) == pytest.approx(added, abs=1)
 
 
 def test_the_rest_of_a_step_is_added_by_its_kind() -> None:

@@ -47,6 +47,8 @@ def check_measured(
         raise ValueError(f"calibration.{key}: read by task=calibrate and task=observe only")
     if task != "observe" and (key := observe.changed()):
         raise ValueError(f"observe.{key}: read by task=observe only")
+    if task == "observe" and (calibration.part, calibration.objective) != ("all", None):
+        raise ValueError("calibration.part, calibration.objective: task=observe fits latencies of the first half")
     if task == "observe" and engine.kind != "openai":
         raise ValueError(f"engine={engine.kind}: task=observe drives a server; use engine=openai engine.endpoint=...")
     if simulates and engine.kind != "sim":

@@ -8,15 +8,17 @@ from harness.config.schema.base import ConfigModel, Fraction, PositiveFloat, Tex
 
 Part = Literal["all", "first_half", "second_half"]
 LatencyFrom = Literal["arrival", "queued"]
+RequestColumn = Literal[
+    "arrival_time", "first_token_time", "ttft", "finish_time", "e2el", "num_prompt_tokens", "num_output_tokens"
+]
 Objective = Literal["steps", "statistics"]
 
 
 class ValidationConfig(ConfigModel):
     """The measured run to compare with, as `<kind>:<path>`; `harness.measured` has the kinds.
 
-    `workload` is the file of replayed requests, for formats whose log lacks the prompts. `columns` are the columns of a
-    CSV file by our names, where they are called otherwise. `repeats` are more measured
-    runs of the same configuration.
+    `workload` is the file of replayed requests, for formats whose log lacks the prompts. `columns` are our columns by
+    the names that a CSV file has for them. `repeats` are more measured runs of the same configuration.
     `score` selects the requests to compare, by order of arrival. `latency_from` is where TTFT and E2EL start: at the
     arrival, or when the scheduler first saw the request.
 
@@ -32,7 +34,7 @@ class ValidationConfig(ConfigModel):
     repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
     latency_from: LatencyFrom = "arrival"
-    columns: dict[str, Text] | None = None
+    columns: dict[str, RequestColumn] = {}
     select: dict[str, str] = {}
     length_ratio: Fraction = 0.8
     requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
@@ -49,7 +51,7 @@ class ValidationConfig(ConfigModel):
 
 
 class ObserveConfig(ConfigModel):
-    """`time_s` is how long task=observe drives the server at most."""
+    """`time_s`: task=observe drives the server for at most so long."""
 
     time_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
 
@@ -57,9 +59,10 @@ class ObserveConfig(ConfigModel):
 class CalibrationConfig(ConfigModel):
     """What task=calibrate fits to the run of `validation.measured`.
 
-    `constants` names the constants of the cost model to fit; empty means all. `part` selects the requests. `objective`
-    is the error to minimise: that of single `steps`, known for runs of our own engine, or that of the `statistics` of
-    the latencies; None takes steps where they are known. `widths` replaces, for some constants, how far from its
+    `constants` names those to fit; empty means all of the cost model, for task=observe those that a client can see.
+    `part` selects the requests. `objective` is the error to minimise: that of single `steps`, known for runs of our own
+    engine, or that of the `statistics` of the latencies; None takes steps where they are known. task=observe decides
+    both itself. `widths` replaces, for some constants, how far from its
     default the fitted value is expected to be. `max_evaluations` bounds the number of simulations.
     """
 
