@@ -138,7 +138,7 @@ def test_a_signal_ends_a_search_with_the_answer_so_far(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of_servers", [False, True])
 def test_a_terminal_shows_an_answer_that_gets_narrower_and_the_time_left(of_servers: bool, tmp_path: Path) -> None:
-    asked = ("capacity.target_rate=20", "metrics.slo.tpot_ms=40") if of_servers else ()
+    asked = ("capacity.target_rate=200", "metrics.slo.tpot_ms=40") if of_servers else ()
     out = Console(file=StringIO(), force_terminal=True, width=120)
     task.find(config(*SMALL, *asked, "progress=true"), tmp_path, [], out)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.file.getvalue())  # type: ignore[attr-defined]
