@@ -145,7 +145,7 @@ def _scenarios(row: Row, limits: Mapping[str, float]) -> Markup:
             number_cell(load),
             Cell(f"{servers:g}", servers),
             _outcome(probe),
-            *(number_cell(probe.get(f"{name}_ms")) for name in names),
+            *(number_cell(None if _is_overloaded(probe) else probe.get(f"{name}_ms")) for name in names),
             number_cell(costs.get("cost_per_hour")),
         ]
         for text, load, servers, probe, costs in shown
@@ -159,7 +159,12 @@ def _outcome(probe: Row) -> Cell:
     """Whether the SLO holds in a probe, or in what was found without one."""
     if probe.get("holds", True):
         return Cell("holds", tone="good")
-    return Cell("overloaded" if probe.get("verdict") == "overloaded" else "missed", tone="bad")
+    return Cell("overloaded" if _is_overloaded(probe) else "missed", tone="bad")
+
+
+def _is_overloaded(probe: Row) -> bool:
+    """Whether its latencies say how long it was."""
+    return probe.get("verdict") == "overloaded"
 
 
 def _table(rows: Sequence[Row], keys: Sequence[str], unit: str) -> Markup:

@@ -32,9 +32,10 @@ def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: boo
         raise TwinServeError(f"capacities over {' and '.join(keys)} do not compare")
     rows = with_labels([document["rows"][0] for document in documents])
     best = best_of(rows)
+    aim = "needs the fewest GPUs" if counts_servers(keys[0]) else f"bears the highest {keys[0]}"
     document: dict[str, Any] = {
         **documents[0],
-        "question": f"which configuration bears the highest {keys[0]} with {slo_text(documents[0]['slo'])}",
+        "question": f"which configuration {aim} with {slo_text(documents[0]['slo'])}",
         "rows": rows,
         "best": best,
         "sentence": best_sentence(rows, best, keys[0]),
@@ -102,12 +103,19 @@ def _fleets_sentence(rows: Sequence[Row], best: int, key: str) -> str:
     others = [each for index, each in enumerate(rows) if index != best]
     if counts_servers(key):
         text = f"{row['servers']} hold {number(row['rate'])} requests/s" if row["rate"] else f"{row['servers']} hold it"
+        text += f" with {_gpus_text(row)}"
     else:
         text = f"{row['servers'] or row['label']} hold {number(row['capacity'])} {unit}"
     for each in others:
         known = "no capacity" if each["capacity"] is None else number(each["capacity"])
-        text += f"; {each['label']} {known}" + (" servers" if counts_servers(key) and each["capacity"] else "")
+        of_servers = counts_servers(key) and each["capacity"]
+        text += f"; {each['label']} {known}" + (f" servers with {_gpus_text(each)}" if of_servers else "")
     return f"{text}."
+
+
+def _gpus_text(row: Row) -> str:
+    cost = "" if row["cost_per_hour"] is None else f" (${number(row['cost_per_hour'])} an hour)"
+    return f"{row['num_gpus']} GPUs{cost}"
 
 
 def _more(row: Row, other: Row) -> str:

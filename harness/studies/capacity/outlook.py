@@ -58,10 +58,9 @@ def _twice(config: RunConfig, row: Row, folder: Path, search: Search) -> Row:
     first = tuple(sorted({count, 2 * count - max(1, count // 8), 2 * count}))
     found = search(own, folder, first=first, num_later=0)
     same = next(probe for probe in found.probes if round(probe.load) == count)
-    served = same.output_throughput / same.tokens_per_request
     keys = ("capacity", "low", "high", "num_gpus", "cost_per_hour", "cost_per_million_tokens", "probes")
     needed = fewest_row(own, found, "", {})
-    return {"rate": rate, "same": {**stored(same, room_of(config)), "served": served}, **{k: needed[k] for k in keys}}
+    return {"rate": rate, "same": stored(same, room_of(config)), **{k: needed[k] for k in keys}}
 
 
 def _shorter(config: RunConfig) -> dict[str, int]:
@@ -82,7 +81,7 @@ def _twice_text(row: Row, twice: Row) -> str:
     if same["holds"]:
         return f" {load} the SLO still holds."
     if same["verdict"] == "overloaded":
-        text = f" {load} they are overloaded: they serve {number(same['served'])} requests/s, and the queue grows"
+        text = f" {load} they are overloaded: latencies grow for as long as it lasts"
     else:
         text = f" {load} {percent(same['share'])} of the requests are beyond a limit"
     if twice["capacity"] is None:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from harness.errors import TwinServeError
+from harness.figures.charts.capacity import capacities_chart
 from harness.figures.pages import write_page
 from tests.harness.builders import ROOT
 from tests.harness.figures.pages.builders import (
@@ -250,11 +251,13 @@ def test_the_page_of_servers_has_one_fewer_and_twice_the_load(tmp_path: Path) ->
         [60, 21, "good", 7000 / 21, 168],
         [60, 20, "bad", 350, "number"],
         [56, 20, "good", "number", "number"],
-        [120, 21, "bad", 7000 / 21, 168],
+        [120, 21, "bad", "number", 168],
         [120, 40, "good", 175, 320],
     ]
     assert "overloaded" in page.text and "missed" in page.text
-    assert "1.43" in page.text and "1.43 servers" not in page.text
+    assert "Servers" in page.text and "servers per GPU" not in page.text
+    chart = capacities_chart([{**row, "name": "a"}], "servers")
+    assert chart is not None and [panel.x.label for panel in chart.panels] == ["servers", "requests/s per GPU"]
 
 
 def test_a_search_that_found_nothing_has_a_page(tmp_path: Path) -> None:

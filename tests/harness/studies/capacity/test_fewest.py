@@ -58,7 +58,7 @@ def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
     assert fewer["at_load"]["value"] == 1 and not fewer["at_load"]["holds"]
     assert f"the other one holds {fewer['capacity']:.1f} requests/s" in document["sentence"]
     assert twice["rate"] == 240 and 3 <= twice["capacity"] <= 4 and twice["num_gpus"] == 2 * twice["capacity"]
-    assert twice["same"]["num_gpus"] == 4 and not twice["same"]["holds"] and twice["same"]["served"] < 240
+    assert twice["same"]["num_gpus"] == 4 and twice["same"]["verdict"] == "overloaded"
     assert f"{twice['capacity']} servers hold it ({twice['num_gpus']} GPUs, $" in document["sentence"]
     few = find(
         config(*SLO, *lengths, "capacity.over=replicas", "arrival.rate=500", "capacity.max_probes=6"),
@@ -74,7 +74,7 @@ def test_another_key_cannot_be_searched_for_at_a_rate() -> None:
 
 
 def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
-    common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40}
+    common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40, "cost_per_hour": 64.0}
     rows: list[dict[str, Any]] = [
         {
             **common,
@@ -91,5 +91,6 @@ def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
         "capacity."
     )
     assert best_sentence(rows, 0, "replicas").endswith(
-        "hold 40 requests/s; router=round_robin 15 servers; router=random no capacity."
+        "hold 40 requests/s with 16 GPUs ($64.0 an hour); router=round_robin 15 servers with 16 GPUs ($64.0 an hour); "
+        "router=random no capacity."
     )
