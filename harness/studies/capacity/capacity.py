@@ -137,13 +137,19 @@ def make_document(config: RunConfig, rows: Sequence[Row], sentence: str, command
 
 
 def search(
-    config: RunConfig, folder: Path, console: Console, first: Sequence[int] = (), num_later: int | None = None
+    config: RunConfig,
+    folder: Path,
+    console: Console,
+    first: Sequence[int] = (),
+    num_later: int | None = None,
+    title: str = "",
 ) -> Capacity:
     """Search in `folder`; a terminal shows the answer so far and the time left.
 
     Args:
         first: numbers of servers to begin with; by default those of the configuration.
         num_later: requests that follow this search, for the time left; by default as many as follow one for servers.
+        title: before the answer so far.
 
     Raises:
         Interrupted: after at least one probe.
@@ -157,7 +163,7 @@ def search(
     left = servers_left if of_servers else requests_left
     if num_later is None:
         num_later = NUM_REQUESTS * settings.num_requests if of_servers else 0
-    with search_bar(console, config.progress and console.is_terminal, key) as bar:
+    with search_bar(console, config.progress and console.is_terminal, key, title) as bar:
 
         def run(asks: Sequence[Ask]) -> list[Probe]:
             probes = run_probes(config, key, folder, asks)

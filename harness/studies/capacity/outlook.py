@@ -24,7 +24,7 @@ NUM_REQUESTS = 4  # times capacity.num_requests: about what both take
 
 class Search(Protocol):
     def __call__(
-        self, config: RunConfig, folder: Path, *, first: tuple[int, ...] = (), num_later: int = 0
+        self, config: RunConfig, folder: Path, *, first: tuple[int, ...] = (), num_later: int = 0, title: str = ""
     ) -> Capacity: ...
 
 
@@ -44,7 +44,8 @@ def _one_fewer(config: RunConfig, row: Row, folder: Path, search: Search) -> Row
     start = row["rate"] * count / row["capacity"]
     fleet = {searched_key(config): count, "arrival.rate": start, "capacity.target_rate": None, "capacity.over": None}
     own = with_values(config, {**fleet, **_COARSE, **_shorter(config)})
-    found = row_of(own, search(own, folder, num_later=NUM_REQUESTS * config.capacity.num_requests // 2), "", {})
+    later = NUM_REQUESTS * config.capacity.num_requests // 2
+    found = row_of(own, search(own, folder, num_later=later, title="one server down: "), "", {})
     longest = max(probe["num_requests"] for probe in row["probes"])
     at_load = next((each for each in row["probes"] if (each["value"], each["num_requests"]) == (count, longest)), None)
     return {"servers": count, "at_load": at_load, **{key: found[key] for key in ("capacity", "low", "high", "probes")}}
@@ -56,7 +57,7 @@ def _twice(config: RunConfig, row: Row, folder: Path, search: Search) -> Row:
     target = None if config.capacity.target_rate is None else rate
     own = with_values(config, {"arrival.rate": rate, "capacity.target_rate": target, **_shorter(config)})
     first = tuple(sorted({count, 2 * count - max(1, count // 8), 2 * count}))
-    found = search(own, folder, first=first, num_later=0)
+    found = search(own, folder, first=first, num_later=0, title=f"at {number(rate)} requests/s: ")
     same = next(probe for probe in found.probes if round(probe.load) == count)
     keys = ("capacity", "low", "high", "num_gpus", "cost_per_hour", "cost_per_million_tokens", "probes")
     needed = fewest_row(own, found, "", {})

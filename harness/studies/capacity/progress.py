@@ -20,8 +20,8 @@ from harness.studies.capacity.probe import Probe
 class SearchBar:
     """One line, which `tell` changes after each round of probes."""
 
-    def __init__(self, progress: Progress, key: str) -> None:
-        self._progress, self._key = progress, key
+    def __init__(self, progress: Progress, key: str, title: str) -> None:
+        self._progress, self._key, self._title = progress, key, title
         self._task = progress.add_task("", total=None, answer="", ends=None)
         self._began = time.monotonic()
 
@@ -35,18 +35,18 @@ class SearchBar:
             self._task,
             completed=num_done,
             total=num_done + num_left,
-            answer=answer_text(probes, self._key, room),
+            answer=f"{self._title}so far {answer_text(probes, self._key, room)}",
             ends=now + left_s,
             refresh=True,
         )
 
 
 @contextmanager
-def search_bar(console: Console, shown: bool, key: str) -> Iterator[SearchBar]:
+def search_bar(console: Console, shown: bool, key: str, title: str = "") -> Iterator[SearchBar]:
     """The line of a search for the value of `key`, while the block runs."""
     columns = (BarColumn(bar_width=16), TextColumn("{task.fields[answer]}"), TimeElapsedColumn(), _TimeLeft())
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        yield SearchBar(progress, key)
+        yield SearchBar(progress, key, title)
 
 
 class _TimeLeft(ProgressColumn):
@@ -59,19 +59,19 @@ class _TimeLeft(ProgressColumn):
 
 
 def answer_text(probes: Sequence[Probe], key: str, room: float) -> str:
-    """Such as `so far 18 to 22 requests/s`, also where one side is known only from how full the system was."""
+    """Such as `18 to 22 requests/s`, also where one side is known only from how full the system was."""
     unit = unit_of(key)
     if counts_servers(key):
         low, high = bounds(probes, room)
         if high is None:
-            return f"so far {max(low, round(probes[-1].guess))} {unit} or more"
-        return f"so far {low} to {high} {unit}" if low < high else f"so far {high} {unit}"
+            return f"{max(low, round(probes[-1].guess))} {unit} or more"
+        return f"{low} to {high} {unit}" if low < high else f"{high} {unit}"
     found = so_far(probes, room).estimate
     if found is not None:
-        return f"so far {number(found.low)} to {number(found.high)} {unit}"
+        return f"{number(found.low)} to {number(found.high)} {unit}"
     held = [probe.load for probe in probes if probe.holds(room)]
     failed = [probe.load for probe in probes if not probe.holds(room)]
     most = min([*failed, probes[-1].guess or probes[-1].load]) if failed else probes[-1].guess
     if held:
-        return f"so far {number(max(held))} {unit} or more" + (f", full at {number(most)}" if most else "")
-    return f"so far below {number(most)} {unit}"
+        return f"{number(max(held))} {unit} or more" + (f", full at {number(most)}" if most else "")
+    return f"below {number(most)} {unit}"

@@ -142,7 +142,8 @@ def test_a_terminal_shows_an_answer_that_gets_narrower_and_the_time_left(of_serv
     out = Console(file=StringIO(), force_terminal=True, width=120)
     task.find(config(*SMALL, *asked, "progress=true"), tmp_path, [], out)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.file.getvalue())  # type: ignore[attr-defined]
-    widths = [float(high) - float(low) for low, high in re.findall(r"so far ([\d.]+) to ([\d.]+) [rs]", shown)]
+    ranges = re.findall(r"[━╸╺] so far ([\d.]+)(?: to ([\d.]+))? (?:servers|requests/s) [^o]", shown)
+    widths = [float(high or low) - float(low) for low, high in ranges]
     assert re.search(r"so far [\d.]+ (requests/s|servers) or more", shown) and re.search(r"about \d+ s left", shown)
     assert len(widths) > 1 and widths[-1] < widths[0]
 
