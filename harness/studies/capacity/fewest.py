@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import CapacityConfig
-from harness.results.summary import number
+from harness.results.summary import number, percent
 from harness.studies.capacity.capacity_fit import Estimate, Point, estimate
 from harness.studies.capacity.costs import price_per_gpu_hour
 from harness.studies.capacity.keys import searched_key, with_load
@@ -109,8 +109,16 @@ def fewest_row(config: RunConfig, found: Capacity, label: str, overrides: Mappin
     room, rate = room_of(config), config.capacity.target_rate or getattr(config.arrival, "rate", None)
     low, fewest = bounds(found.probes, room)
     row: Row = {"label": label, "overrides": dict(overrides), "cost_source": cost_source(config), "rate": rate}
-    row |= {"capacity": None, "low": low, "high": None, "untried": 0, "price_per_gpu_hour": None}
-    names = ("servers", "per_gpu", "cost_per_hour", "cost_per_million_tokens", "joules_per_token", "interactivity")
+    row |= {"capacity": None, "low": low, "high": None, "untried": 0, "full": None}
+    names = (
+        "servers",
+        "price_per_gpu_hour",
+        "per_gpu",
+        "cost_per_hour",
+        "cost_per_million_tokens",
+        "joules_per_token",
+        "interactivity",
+    )
     row |= {"num_gpus": found.probes[-1].num_gpus, **dict.fromkeys((*names, "output_throughput"))}
     if fewest is not None:
         best = next(each for each in _deciding(found.probes) if round(each.load) == fewest)
@@ -121,6 +129,7 @@ def fewest_row(config: RunConfig, found: Capacity, label: str, overrides: Mappin
         row |= {"servers": servers_text(own), "per_gpu": rate and rate / best.num_gpus}
         row |= prices(own, best, best.output_throughput)
         row["cost_per_hour"] = price and price * best.num_gpus
+        row["full"] = best.guess / best.load if best.guess else None
     row |= {"precision": None, "num_probes": len(found.probes), "probes": [stored(each, room) for each in found.probes]}
     return row
 
@@ -144,4 +153,6 @@ def fewest_sentence(row: Row, slo: Mapping[str, Any]) -> str:
         text += f" The 95 % interval is {row['low']} to {row['high']} servers."
     if row["untried"]:
         text += f" The {row['untried']} below {row['capacity']} were not tried: give a higher capacity.max_probes."
+    if row["full"] is not None:
+        text += f" They are {percent(row['full'])} full."
     return text

@@ -52,6 +52,7 @@ def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
     assert long == [(1.0, False), (2.0, True)] and row["low"] == 2 <= row["high"] <= 3
     assert "2 servers of 2 NVIDIA H100 80GB HBM3 behind least_requests hold 120 requests/s" in document["sentence"]
     assert "4 GPUs, $16.0 an hour" in document["sentence"]
+    assert 0 < row["full"] < 1 and "% full." in document["sentence"]
     assert "2 such servers behind a router" in document["command"]
     fewer, twice = row["one_fewer"], row["twice"]
     assert fewer["servers"] == 1 and 60 < fewer["low"] <= fewer["capacity"] <= fewer["high"] < 120
