@@ -12,6 +12,7 @@ from harness import api
 from harness.config import RunConfig
 from harness.engines.availability import check_server
 from harness.record.progress_bar import Terminal
+from harness.results.stored.files import CAPACITY
 from harness.results.summary import print_summary
 
 
@@ -35,13 +36,15 @@ def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, conf
     """Search in `folder` as `config.capacity` says, print what was found and return it; raises as
     `harness.studies.capacity.capacity.find`."""
     from harness.studies.capacity.capacity import find  # imported late, as a run does without them
-    from harness.studies.capacity.table import print_table
+    from harness.studies.capacity.table import print_table, read_document
 
     console = Console()
-    document = find(config, folder, given, console, confirms=confirms)
-    print_table(document, console)
-    console.print(f"results: {folder}", highlight=False, soft_wrap=True)
-    return document
+    try:
+        return find(config, folder, given, console, confirms=confirms)
+    finally:
+        if (folder / CAPACITY).exists():  # of an interrupted search, too
+            print_table(read_document(folder), console)
+            console.print(f"results: {folder}", highlight=False, soft_wrap=True)
 
 
 def serve(config: RunConfig, folder: Path) -> None:

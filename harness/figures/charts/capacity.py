@@ -27,10 +27,11 @@ def capacities_chart(rows: Sequence[Row], unit: str, subtitle: str = "") -> Char
     low, high = ([row.get(end) for row in known] for end in ("low", "high"))
     values = [row["capacity"] for row in known]
     dots = Series("", "points", values, range(len(known)), 0, low=low, high=high, marker="o")
-    panels = [_places("Capacity", unit, known, dots, "bars: 95 % interval")]
+    title = "Servers" if unit == "servers" else "Capacity"
+    panels = [_places(title, unit, known, dots, "bars: 95 % interval")]
     for key, title, label in (
         ("cost_per_million_tokens", "Cost of a million output tokens", "USD"),
-        ("per_gpu", "Capacity per GPU", f"{unit} per GPU"),
+        ("per_gpu", "Capacity per GPU", f"{'requests/s' if unit == 'servers' else unit} per GPU"),
     ):
         shown = [row for row in known if is_known(row.get(key))]
         if shown and (key != "per_gpu" or any(row.get("num_gpus", 1) != 1 for row in shown)):

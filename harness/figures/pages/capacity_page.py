@@ -68,6 +68,7 @@ def capacity_page(folder: Path) -> Page:
             _verdict(document, best, "Best:" if len(rows) > 1 else "Found:"),
             code(str(document.get("command") or "")),
             tiles(_tiles(best, unit)) if best else Markup(""),
+            section("When one server fails, and at twice the load", _scenarios(best or {}, _limits(document))),
             Markup("")
             if len(rows) == 1
             else section(
@@ -106,8 +107,12 @@ def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
 
 def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:
     found = [("Capacity", f"{_shown(best, 'capacity')} {unit}", interval_text(best.get("low"), best.get("high")))]
+    if unit == "servers":
+        found[0] = ("Servers", _shown(best, "capacity"), interval_text(best.get("low"), best.get("high")))
     for key, name, unit_of in (
-        ("per_gpu", "Per GPU", unit),
+        ("num_gpus" if unit == "servers" else "", "GPUs", ""),
+        ("cost_per_hour", "An hour costs", "USD"),
+        ("per_gpu", "Per GPU", "requests/s" if unit == "servers" else unit),
         ("output_throughput", "Output throughput", "tok/s"),
         ("interactivity", "Each user", "tok/s"),
         ("cost_per_million_tokens", "A million tokens cost", "USD"),
@@ -116,6 +121,50 @@ def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:
         if is_known(best.get(key)):
             found.append((name, f"{_shown(best, key)} {unit_of}".strip(), ""))
     return found
+
+
+def _scenarios(row: Row, limits: Mapping[str, float]) -> Markup:
+    """What is simulated beside the fewest servers: one of them down, and twice the load; nothing where it is not."""
+    fewer, twice = row.get("one_fewer"), row.get("twice")
+    if not twice:
+        return Markup("")
+    rate, count = row["rate"], row["capacity"]
+    own = [probe for probe in row["probes"] if probe["value"] == count and probe["holds"]]
+    shown = [("as asked", rate, count, own[-1] if own else {}, row)]
+    if fewer:
+        shown.append(("one server down", rate, fewer["servers"], fewer["at_load"] or {}, {}))
+        shown.append(("one server down, the most that holds", fewer["capacity"], fewer["servers"], {}, {}))
+    shown.append(("twice the load, the same servers", twice["rate"], count, twice["same"], row))
+    if twice["capacity"] is not None:
+        held = next(probe for probe in reversed(twice["probes"]) if probe["value"] == twice["capacity"])
+        shown.append(("twice the load, as many servers as hold it", twice["rate"], twice["capacity"], held, twice))
+    names = [name for name in limits if name != "percentile"]
+    cells = [
+        [
+            Cell(text),
+            number_cell(load),
+            Cell(f"{servers:g}", servers),
+            _outcome(probe),
+            *(number_cell(None if _is_overloaded(probe) else probe.get(f"{name}_ms")) for name in names),
+            number_cell(costs.get("cost_per_hour")),
+        ]
+        for text, load, servers, probe, costs in shown
+    ]
+    tail = f"p{limits.get('percentile', 99):g}"
+    heads = ["", "requests/s", "servers", "SLO", *(f"{tail} {name.upper()}, ms" for name in names), "USD per hour"]
+    return table(heads, cells)
+
+
+def _outcome(probe: Row) -> Cell:
+    """Whether the SLO holds in a probe, or in what was found without one."""
+    if probe.get("holds", True):
+        return Cell("holds", tone="good")
+    return Cell("overloaded" if _is_overloaded(probe) else "missed", tone="bad")
+
+
+def _is_overloaded(probe: Row) -> bool:
+    """Whether its latencies say how long it was."""
+    return probe.get("verdict") == "overloaded"
 
 
 def _table(rows: Sequence[Row], keys: Sequence[str], unit: str) -> Markup:

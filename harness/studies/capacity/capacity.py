@@ -9,29 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
-from harness.results.summary import number
-from harness.studies.capacity.fewest import fewest_row, fewest_sentence, find_fewest, outlook
+from harness.studies.capacity.fewest import fewest_row, fewest_sentence, find_fewest, servers_left, servers_so_far
 from harness.studies.capacity.keys import counts_servers, load_of, searched_key, unit_of, with_load, with_values
-from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
+from harness.studies.capacity.load_search import (
+    Ask,
+    Capacity,
+    Interrupted,
+    find_capacity,
+    requests_left,
+    so_far,
+)
+from harness.studies.capacity.outlook import NUM_REQUESTS, look_ahead
 from harness.studies.capacity.probe import Probe
+from harness.studies.capacity.progress import search_bar
 from harness.studies.capacity.row import Row, confirmation_text, room_of, row_of, row_sentence, slo_of, slo_text
 from harness.studies.capacity.table import write_document
 from harness.studies.capacity.worker_pool import run_all
 
 _SEEDS = 1000  # of a search: probes take seed * 1000 + their number, so that searches with other seeds share none
-_CONFIRMING, _AT_TWICE = _SEEDS - 1, _SEEDS - 2
+_CONFIRMING = _SEEDS - 1
 _LARGEST_SEED = (1 << 63) // _SEEDS - 1
 _LONGEST_RUN = 50_000_000
+_INTERRUPTED = " Interrupted: this is the answer so far. The same command with the same output folder goes on from it."
 
 
 def find(
@@ -52,33 +61,71 @@ def find(
 
     Raises:
         TwinServeError: the configuration or the trace cannot be used.
-        KeyboardInterrupt: the search was interrupted; the probes that ended are kept.
+        KeyboardInterrupt: the search was interrupted. The probes that ended are kept, and what they tell is written if
+            there is one.
     """
-    key, console = searched_key(config), console or Console(quiet=True)
-    found = search(config, folder, console)
-    if counts_servers(key):
-        row = fewest_row(config, found, *_named(given))
-        config = with_load(config, key, row["capacity"] or load_of(config, key))
-        if row["rate"] and row["capacity"]:
-            row["at_twice_the_load"] = outlook(_at_twice_the_load(config, key, row, folder))
-        sentences = [fewest_sentence(row, slo_of(config))]
-    else:
-        row = row_of(config, found, *_named(given))
-        sentences = [row_sentence(row, key, slo_of(config), config.capacity)]
-    if config.capacity.confirm and row["capacity"] is not None and confirms:
-        row["confirmed"] = confirm(config, row["low"], folder, console)
-        sentences.append(confirmation_text(row["confirmed"], key))
-    document = make_document(config, [row], " ".join(sentences), serve_line(config))
+    console = console or Console(quiet=True)
+    interruption: KeyboardInterrupt | None = None
+    try:
+        found = search(config, folder, console)
+    except Interrupted as error:
+        found, interruption = error.so_far, error
+    row, sentence = _answer(config, found, *_named(given))
+    row |= {"interrupted": True} if interruption else {}
+    document = make_document(config, [row], sentence, serve_line(_as_found(config, row)))
+    if confirms and interruption is None:
+        try:
+            document["sentence"] += conclude(config, row, folder, console)
+        except KeyboardInterrupt as error:
+            interruption = error
+    if interruption is not None:
+        document["sentence"] += _INTERRUPTED
     write_document(document, folder)
+    if interruption is not None:
+        raise interruption
     return document
+
+
+def _answer(config: RunConfig, found: Capacity, label: str, overrides: dict[str, str]) -> tuple[Row, str]:
+    """The row of what was found, and its sentence."""
+    key = searched_key(config)
+    if counts_servers(key):
+        row = fewest_row(config, found, label, overrides)
+        return row, fewest_sentence(row, slo_of(config))
+    row = row_of(config, found, label, overrides)
+    return row, row_sentence(row, key, slo_of(config), config.capacity)
+
+
+def _as_found(config: RunConfig, row: Row) -> RunConfig:
+    """With as many servers as were found."""
+    key = searched_key(config)
+    return with_load(config, key, row["capacity"]) if counts_servers(key) and row["capacity"] else config
+
+
+def conclude(config: RunConfig, row: Row, folder: Path, console: Console) -> str:
+    """What is run once a capacity is known, as sentences; the row gets its figures. Of servers, one fewer and twice the
+    load, and of all the run that confirms it, if it is asked for."""
+    text, key = "", searched_key(config)
+    if row["capacity"] is None:
+        return text
+    if counts_servers(key) and row["rate"]:
+        text += look_ahead(config, row, folder, partial(search, console=console))
+    if config.capacity.confirm:
+        load = row["capacity"] if counts_servers(key) else row["low"]
+        row["confirmed"] = confirm(config, load, folder, console)
+        text += f" {confirmation_text(row['confirmed'], key)}"
+    return text
 
 
 def make_document(config: RunConfig, rows: Sequence[Row], sentence: str, command: str) -> dict[str, Any]:
     """The content of capacity.json of one search; the question in words, and what it was asked about."""
-    key = searched_key(config)
-    slo, end = slo_of(config), "lowest" if counts_servers(key) else "highest"
+    key, slo = searched_key(config), slo_of(config)
+    asked = f"the highest {key} that keeps {slo_text(slo)}"
+    if counts_servers(key):
+        rate = rows[0]["rate"]
+        asked = f"how many servers keep {slo_text(slo)}{f' at {rate:g} requests/s' if rate else ''}"
     return {
-        "question": f"the {end} {key} that keeps {slo_text(slo)}, on {config.device.name} with {config.model.name}",
+        "question": f"{asked}, on {config.device.name} with {config.model.name}",
         "over": key,
         "unit": unit_of(key),
         "slo": slo,
@@ -89,26 +136,49 @@ def make_document(config: RunConfig, rows: Sequence[Row], sentence: str, command
     }
 
 
-def search(config: RunConfig, folder: Path, console: Console) -> Capacity:
-    """Search in `folder`, with a bar that counts probes in a terminal."""
-    key, settings = searched_key(config), config.capacity
+def search(
+    config: RunConfig,
+    folder: Path,
+    console: Console,
+    first: Sequence[int] = (),
+    num_later: int | None = None,
+    title: str = "",
+) -> Capacity:
+    """Search in `folder`; a terminal shows the answer so far and the time left.
+
+    Args:
+        first: numbers of servers to begin with; by default those of the configuration.
+        num_later: requests that follow this search, for the time left; by default as many as follow one for servers.
+        title: before the answer so far.
+
+    Raises:
+        Interrupted: after at least one probe.
+    """
+    key, settings, room = searched_key(config), config.capacity, room_of(config)
     if config.seed > _LARGEST_SEED:
         raise ConfigError(
             f"seed={config.seed}: must be <= {_LARGEST_SEED} with task=capacity, whose probes have their own"
         )
-    columns = (TextColumn("probes"), BarColumn(bar_width=24), TextColumn("{task.fields[last]}"), TimeElapsedColumn())
-    shown = config.progress and console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("", total=settings.max_probes, last="")
+    of_servers, done = counts_servers(key), list[Probe]()
+    left = servers_left if of_servers else requests_left
+    if num_later is None:
+        num_later = NUM_REQUESTS * settings.num_requests if of_servers else 0
+    with search_bar(console, config.progress and console.is_terminal, key, title) as bar:
 
         def run(asks: Sequence[Ask]) -> list[Probe]:
             probes = run_probes(config, key, folder, asks)
-            bar.update(task, advance=len(probes), last=f"{number(probes[-1].load)} {unit_of(key)}")
+            done.extend(probes)
+            bar.tell(done, len(probes), left(done, settings, room) + num_later, room)
             return probes
 
-        if counts_servers(key):
-            return find_fewest(run, round(load_of(config, key)), settings, room_of(config))
-        return find_capacity(run, load_of(config, key), settings, room_of(config))
+        try:
+            if of_servers:
+                return find_fewest(run, first or (round(load_of(config, key)),), settings, room)
+            return find_capacity(run, load_of(config, key), settings, room)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            raise Interrupted(servers_so_far(done, room) if of_servers else so_far(done, room)) from None
 
 
 def run_probes(config: RunConfig, key: str, folder: Path, asks: Sequence[Ask]) -> list[Probe]:
@@ -149,12 +219,6 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
         }
     )
     return with_values(plain, size)
-
-
-def _at_twice_the_load(config: RunConfig, key: str, row: Row, folder: Path) -> Probe:
-    twice = with_values(config, {"capacity.target_rate": 2 * row["rate"]})
-    (probe,) = run_probes(twice, key, folder, [Ask(row["capacity"], _AT_TWICE, config.capacity.num_requests)])
-    return probe
 
 
 def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> dict[str, Any]:

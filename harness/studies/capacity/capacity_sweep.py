@@ -11,15 +11,15 @@ from rich.console import Console
 from harness.config import load
 from harness.errors import TwinServeError
 from harness.results.summary import number, percent
-from harness.studies.capacity.capacity import confirm
+from harness.studies.capacity.capacity import conclude
 from harness.studies.capacity.keys import counts_servers, unit_of
-from harness.studies.capacity.row import Row, confirmation_text, order_text, range_text, slo_text, widened_text
+from harness.studies.capacity.row import Row, order_text, range_text, slo_text, widened_text
 from harness.studies.capacity.table import print_table, read_document, write_document
 
 
 def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: bool = True) -> None:
-    """Combine the searches in `folders` in `out_folder`: capacity.json, capacity.csv, and the table on the console. The
-    best configuration is confirmed if it asks for that and `confirms` is set.
+    """Combine the searches in `folders` in `out_folder`: capacity.json, capacity.csv, and the table on the console. Of
+    the best configuration what follows a search is run, too, if `confirms` is set.
 
     Raises:
         TwinServeError: a folder holds no capacity, or searches of different keys.
@@ -32,9 +32,10 @@ def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: boo
         raise TwinServeError(f"capacities over {' and '.join(keys)} do not compare")
     rows = with_labels([document["rows"][0] for document in documents])
     best = best_of(rows)
+    aim = "needs the fewest GPUs" if counts_servers(keys[0]) else f"bears the highest {keys[0]}"
     document: dict[str, Any] = {
         **documents[0],
-        "question": f"which configuration bears the highest {keys[0]} with {slo_text(documents[0]['slo'])}",
+        "question": f"which configuration {aim} with {slo_text(documents[0]['slo'])}",
         "rows": rows,
         "best": best,
         "sentence": best_sentence(rows, best, keys[0]),
@@ -43,9 +44,8 @@ def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: boo
     write_document(document, out_folder)
     if best is not None:
         config = load(folders[best] / "config.yaml")
-        if config.capacity.confirm and confirms:
-            rows[best]["confirmed"] = confirm(config, rows[best]["low"], folders[best], console)
-            document["sentence"] += " " + confirmation_text(rows[best]["confirmed"], keys[0])
+        if confirms and (text := conclude(config, rows[best], folders[best], console)):
+            document["sentence"] += text
             write_document(document, out_folder)
     print_table(document, console)
     console.print(f"results: {out_folder}", highlight=False, soft_wrap=True)
@@ -57,7 +57,8 @@ def with_labels(rows: Sequence[Row]) -> list[Row]:
     differ = [key for key in keys if len({row["overrides"].get(key) for row in rows}) > 1]
     labels = [{key: row["overrides"][key] for key in differ if key in row["overrides"]} for row in rows]
     texts = [" ".join(f"{key}={value}" for key, value in label.items()) for label in labels]
-    return [{**row, "label": text or row["label"]} for row, text in zip(rows, texts, strict=True)]
+    ends = [" (interrupted)" if row.get("interrupted") else "" for row in rows]
+    return [{**row, "label": (text or row["label"]) + end} for row, text, end in zip(rows, texts, ends, strict=True)]
 
 
 def best_of(rows: Sequence[Row]) -> int | None:
@@ -102,12 +103,19 @@ def _fleets_sentence(rows: Sequence[Row], best: int, key: str) -> str:
     others = [each for index, each in enumerate(rows) if index != best]
     if counts_servers(key):
         text = f"{row['servers']} hold {number(row['rate'])} requests/s" if row["rate"] else f"{row['servers']} hold it"
+        text += f" with {_gpus_text(row)}"
     else:
         text = f"{row['servers'] or row['label']} hold {number(row['capacity'])} {unit}"
     for each in others:
         known = "no capacity" if each["capacity"] is None else number(each["capacity"])
-        text += f"; {each['label']} {known}" + (" servers" if counts_servers(key) and each["capacity"] else "")
+        of_servers = counts_servers(key) and each["capacity"]
+        text += f"; {each['label']} {known}" + (f" servers with {_gpus_text(each)}" if of_servers else "")
     return f"{text}."
+
+
+def _gpus_text(row: Row) -> str:
+    cost = "" if row["cost_per_hour"] is None else f" (${number(row['cost_per_hour'])} an hour)"
+    return f"{row['num_gpus']} GPUs{cost}"
 
 
 def _more(row: Row, other: Row) -> str:

@@ -52,6 +52,14 @@ class Capacity:
     estimate: Estimate | None
 
 
+class Interrupted(KeyboardInterrupt):
+    """A search that was interrupted, with the answer so far."""
+
+    def __init__(self, so_far: Capacity) -> None:
+        super().__init__()
+        self.so_far = so_far
+
+
 def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float) -> Capacity:
     """Search from the load `start`; `run` runs probes and returns them in the order of the asks.
 
@@ -59,7 +67,7 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     """
     probes = _scout(run, start, settings, room)
     if not all(_sides(probes, room)):
-        return Capacity(tuple(probes), None)
+        return so_far(probes, room)
     num_scouts, num_requests = len(probes), settings.num_requests
     found = estimate(points_of(probes), room)
     while len(probes) < settings.max_probes:
@@ -71,6 +79,23 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
         num_left = settings.max_probes - len(probes)
         num_requests = _length(probes[num_scouts:], num_left, found.precision, settings)
     return Capacity(tuple(probes), found)
+
+
+def so_far(probes: Sequence[Probe], room: float) -> Capacity:
+    """What these probes tell."""
+    return Capacity(tuple(probes), estimate(points_of(probes), room) if all(_sides(probes, room)) else None)
+
+
+def requests_left(probes: Sequence[Probe], settings: CapacityConfig, room: float) -> int:
+    """About how many requests the rest of the search will take, as far as its probes tell that."""
+    long = [probe.num_requests for probe in probes if probe.num_requests >= settings.num_requests]
+    few = max(0, _ENOUGH - len(long)) * settings.num_requests
+    if not long:
+        return max(0, _MANY_SCOUTS - len(probes)) * (settings.num_requests // SCOUT_SHARE) + few
+    precision = estimate(points_of(probes), room).precision
+    missing = sum(long) * ((precision / settings.precision) ** 2 - 1)
+    most = (settings.max_probes - len(probes)) * _LONGEST * settings.num_requests
+    return round(min(max(few, missing), most))
 
 
 def _round(found: Estimate, probes: Sequence[Probe], room: float) -> list[float]:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from harness.errors import TwinServeError
+from harness.figures.charts.capacity import capacities_chart
 from harness.figures.pages import write_page
 from tests.harness.builders import ROOT
 from tests.harness.figures.pages.builders import (
@@ -228,6 +229,35 @@ def test_the_page_of_one_configuration_does_not_compare_it(tmp_path: Path) -> No
     assert [series["name"] for figure in page.figures for series in figure["series"]] == ["", ""]
     assert [len(table) for table in page.tables] == [1 + 2], "the probes alone"
     assert not page.figures[0]["y"]["log"], "a logarithmic axis from 250 to 600 ms has a tick or none"
+
+
+def test_the_page_of_servers_has_one_fewer_and_twice_the_load(tmp_path: Path) -> None:
+    def probe(value: float, holds: bool, **more: Any) -> dict[str, Any]:
+        return {"value": value, "holds": holds, "verdict": "stable", "ttft_ms": 7000 / value, **more}
+
+    row = {**capacity_document()["rows"][0], "capacity": 21, "low": 20, "high": 22, "rate": 60.0, "num_gpus": 42}
+    row |= {"probes": [probe(20, False), probe(21, True)], "cost_per_hour": 168.0, "per_gpu": 1.43}
+    row["one_fewer"] = {"servers": 20, "capacity": 56.0, "at_load": probe(20, False)}
+    same = probe(21, False, verdict="overloaded")
+    twice = {"rate": 120.0, "same": same, "capacity": 40, "cost_per_hour": 320.0, "probes": [same, probe(40, True)]}
+    row["twice"] = twice
+    document = {**capacity_document(), "over": "replicas", "unit": "servers", "best": 0, "rows": [row]}
+    (tmp_path / "capacity.json").write_text(json.dumps(document))
+    page = Parsed(written(write_page(tmp_path)))
+    told = [
+        [float(cell.get("data-value") or 0) or str(cell["class"]) for cell in row[1:]] for row in page.tables[0][1:]
+    ]
+    assert told == [
+        [60, 21, "good", 7000 / 21, 168],
+        [60, 20, "bad", 350, "number"],
+        [56, 20, "good", "number", "number"],
+        [120, 21, "bad", "number", 168],
+        [120, 40, "good", 175, 320],
+    ]
+    assert "overloaded" in page.text and "missed" in page.text
+    assert "Servers" in page.text and "servers per GPU" not in page.text
+    chart = capacities_chart([{**row, "name": "a"}], "servers")
+    assert chart is not None and [panel.x.label for panel in chart.panels] == ["servers", "requests/s per GPU"]
 
 
 def test_a_search_that_found_nothing_has_a_page(tmp_path: Path) -> None:

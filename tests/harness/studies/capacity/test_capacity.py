@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from harness.config import RunConfig
 from harness.errors import ConfigError, TwinServeError
@@ -21,7 +29,7 @@ from harness.studies.capacity.keys import load_of, searched_key, with_load
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
 from harness.studies.capacity.probe import Probe, run_probe
 from harness.studies.capacity.row import order_text, row_of, widened_text
-from tests.harness.builders import config, execute_in
+from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.studies.capacity.builders import ROOM, World, probe
 
 TINY = (
@@ -83,21 +91,61 @@ def test_a_search_is_gone_on_with_and_repeats_no_run(small: Path, monkeypatch: p
     assert document_in(small) == before
 
 
-def test_an_interrupted_search_keeps_its_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_done", [1, 4])
+def test_an_interrupted_search_keeps_its_probes_and_the_answer_so_far(
+    num_done: int, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     num_runs = 0
 
     def interrupted(*job: Any) -> Probe:
         nonlocal num_runs
         num_runs += 1
-        if num_runs == 3:
+        if num_runs > num_done:
             raise KeyboardInterrupt
         return run_probe(*job)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(worker_pool, "run_probe", interrupted)
         execute_in(tmp_path, config(*SMALL))
-    assert not (tmp_path / "capacity.json").exists()
-    assert len(list(tmp_path.glob("probes/*/probe.json"))) == 2
+    assert len(list(tmp_path.glob("probes/*/probe.json"))) == num_done
+    (row,) = document_in(tmp_path)["rows"]
+    assert row["probes"] == document_in(small)["rows"][0]["probes"][:num_done]
+    assert (row["capacity"] is None) == (num_done == 1)
+    assert document_in(tmp_path)["sentence"] in " ".join(capsys.readouterr().out.split())
+    assert "Interrupted: this is the answer so far" in document_in(tmp_path)["sentence"]
+    assert with_labels([row, row])[0]["label"].endswith(" (interrupted)")
+
+
+def test_a_signal_ends_a_search_with_the_answer_so_far(tmp_path: Path) -> None:
+    """As Ctrl-C in a terminal does: all processes of the search get it."""
+    command = [sys.executable, "run.py", *SMALL, "plots=false", "capacity.workers=2", f"hydra.run.dir={tmp_path}"]
+    command += ["capacity.num_requests=20000", "capacity.max_probes=100", "capacity.precision=0.001"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        while len(list(tmp_path.glob("probes/*/probe.json"))) < 5:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        printed, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert (process.returncode, errors.splitlines()[-1]) == (130, "interrupted") and "Traceback" not in errors
+    assert "this is the answer so far" in " ".join(printed.split())
+    assert document_in(tmp_path)["rows"][0]["capacity"] > 0
+
+
+@pytest.mark.parametrize("of_servers", [False, True])
+def test_a_terminal_shows_an_answer_that_gets_narrower_and_the_time_left(of_servers: bool, tmp_path: Path) -> None:
+    asked = ("capacity.target_rate=200", "metrics.slo.tpot_ms=40") if of_servers else ()
+    out = Console(file=StringIO(), force_terminal=True, width=120)
+    task.find(config(*SMALL, *asked, "progress=true"), tmp_path, [], out)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.file.getvalue())  # type: ignore[attr-defined]
+    ranges = re.findall(r"[━╸╺] so far ([\d.]+)(?: to ([\d.]+))? (?:servers|requests/s) [^o]", shown)
+    widths = [float(high or low) - float(low) for low, high in ranges]
+    assert re.search(r"so far [\d.]+ (requests/s|servers) or more", shown) and re.search(r"about \d+ s left", shown)
+    assert len(widths) > 1 and widths[-1] < widths[0]
 
 
 def test_a_changed_configuration_runs_its_probes_anew(small: Path) -> None:
@@ -255,7 +303,7 @@ def test_a_sweep_confirms_its_best_unless_it_was_interrupted(
         confirmed.append(folder)
         return document_in(small)["rows"][0]["confirmed"]
 
-    monkeypatch.setattr("harness.studies.capacity.capacity_sweep.confirm", confirm)
+    monkeypatch.setattr(task, "confirm", confirm)
     write_capacities([small], tmp_path, confirms=False)
     assert not confirmed
     write_capacities([small], tmp_path)

@@ -33,10 +33,10 @@ def test_the_fewest_are_found_wherever_the_search_starts(needed: int, start: int
         guess = needed * misjudged
         return [replace(probe(ask.load, 0.0 if ask.load >= needed else 1.0, ask.number), guess=guess) for ask in asks]
 
-    found = find_fewest(run, start, CapacityConfig(max_probes=40), ROOM)
+    found = find_fewest(run, (start,), CapacityConfig(max_probes=40), ROOM)
     assert min(each.load for each in found.probes if each.holds(ROOM)) == needed
     assert needed == 1 or needed - 1 in asked
-    assert len(asked) == len(set(asked)) <= 24 and min(asked) >= 1
+    assert len(asked) <= 26 and min(asked) >= 1
 
 
 def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
@@ -48,14 +48,19 @@ def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
     assert row["cost_per_hour"] == 4 * row["price_per_gpu_hour"] and row["per_gpu"] == 30
     cost = row["cost_per_hour"] / 3600 / row["output_throughput"] * 1e6
     assert row["cost_per_million_tokens"] == pytest.approx(cost)
-    assert [(each["value"], each["holds"]) for each in row["probes"]] == [(1.0, False), (2.0, True)]
+    long = [(each["value"], each["holds"]) for each in row["probes"] if each["num_requests"] == 1500]
+    assert long == [(1.0, False), (2.0, True)] and row["low"] == 2 <= row["high"] <= 3
     assert "2 servers of 2 NVIDIA H100 80GB HBM3 behind least_requests hold 120 requests/s" in document["sentence"]
     assert "4 GPUs, $16.0 an hour" in document["sentence"]
-    assert 0 < row["full"] < row["with_one_fewer"]["full"] and row["with_one_fewer"]["overloaded"]
-    assert row["at_twice_the_load"]["full"] > 1.5 * row["full"] and row["at_twice_the_load"]["share"] > 0.5
-    assert "When one fails, the others are overloaded (" in document["sentence"]
-    assert "At twice the load they are overloaded (" in document["sentence"]
+    assert 0 < row["full"] < 1 and "% full." in document["sentence"]
     assert "2 such servers behind a router" in document["command"]
+    fewer, twice = row["one_fewer"], row["twice"]
+    assert fewer["servers"] == 1 and 60 < fewer["low"] <= fewer["capacity"] <= fewer["high"] < 120
+    assert fewer["at_load"]["value"] == 1 and not fewer["at_load"]["holds"]
+    assert f"the other one holds {fewer['capacity']:.1f} requests/s" in document["sentence"]
+    assert twice["rate"] == 240 and 3 <= twice["capacity"] <= 4 and twice["num_gpus"] == 2 * twice["capacity"]
+    assert twice["same"]["num_gpus"] == 4 and twice["same"]["verdict"] == "overloaded"
+    assert f"{twice['capacity']} servers hold it ({twice['num_gpus']} GPUs, $" in document["sentence"]
     few = find(
         config(*SLO, *lengths, "capacity.over=replicas", "arrival.rate=500", "capacity.max_probes=6"),
         tmp_path / "b",
@@ -70,7 +75,7 @@ def test_another_key_cannot_be_searched_for_at_a_rate() -> None:
 
 
 def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
-    common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40}
+    common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40, "cost_per_hour": 64.0}
     rows: list[dict[str, Any]] = [
         {
             **common,
@@ -87,5 +92,6 @@ def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
         "capacity."
     )
     assert best_sentence(rows, 0, "replicas").endswith(
-        "hold 40 requests/s; router=round_robin 15 servers; router=random no capacity."
+        "hold 40 requests/s with 16 GPUs ($64.0 an hour); router=round_robin 15 servers with 16 GPUs ($64.0 an hour); "
+        "router=random no capacity."
     )
