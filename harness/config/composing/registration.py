@@ -80,8 +80,9 @@ def _of_sglang(name: str, asked: int | bool = 1, *, _root_: DictConfig) -> Any:
     if name == "max_running_requests":
         return min(MAX_RUNNING_REQUESTS, root.max_num_batched_tokens)
     if name == "mem_fraction_static":
+        graphs = root.engine.get("max_graph_tokens") or 0  # of the simulation only
         return mem_fraction_static(
-            memory, ranks, chunk_tokens=root.max_num_batched_tokens, graph_sequences=root.engine.max_graph_tokens,
+            memory, ranks, chunk_tokens=root.max_num_batched_tokens, graph_sequences=graphs,
             has_prefill_graphs=bool(asked) and root.scheduler.enable_chunked_prefill, has_mla=has_mla,
         )  # fmt: skip
     defaults = sglang_defaults(memory, root.device.name, ranks, has_mla=has_mla)
