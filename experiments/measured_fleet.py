@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments import PLAIN
 from experiments.board.point import FLEET, Found, Point
 from harness import run
 from harness.engines.resolving.known_error import run_class
@@ -28,8 +29,8 @@ from harness.engines.resolving.system import resolve
 _LINK = "https://github.com/llm-d/llm-d/tree/53c5b20a/guides/optimized-baseline/benchmark-results"
 
 SYSTEM = (
-    "model=qwen3-32b", "device=h100-80gb", "tensor_parallel_size=2", "replicas=8", "scheduler=vllm", "block_size=16",
-    "max_num_seqs=1024", "max_num_batched_tokens=8192", "max_model_len=40960",
+    *PLAIN, "model=qwen3-32b", "device=h100-80gb", "tensor_parallel_size=2", "replicas=8", "scheduler=vllm",
+    "block_size=16", "max_num_seqs=1024", "max_num_batched_tokens=8192", "max_model_len=40960",
 )  # fmt: skip
 ARMS = {
     "rr": ["router=round_robin"],

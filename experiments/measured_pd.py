@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments import PLAIN
 from experiments.board.point import FLEET, Found, Point
 from experiments.measured_fleet import Prompts
 from harness import run
@@ -35,7 +36,7 @@ from harness.studies.outcome import Run
 _LINK = "https://github.com/llm-d/llm-d/tree/3cfabd6a/guides/pd-disaggregation/benchmark-results"
 
 SYSTEM = (
-    "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128", "max_num_seqs=1024",
+    *PLAIN, "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128", "max_num_seqs=1024",
     "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8", "fleet.decode.replicas=2",
     "fleet.decode.tensor_parallel_size=4", "router=weighted_score", "router.options.precise=true",
     "router.view_delay_ms=50", "arrival=trace",

@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.config import parse  # noqa: E402
+from experiments import composed  # noqa: E402
 from harness.results.stored.environment import environment  # noqa: E402
 from harness.studies.run import make_engine  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
@@ -106,8 +105,7 @@ def cases(traces: Path, lengthened: Path) -> dict[str, list[str]]:
 
 def measure(case: str, overrides: list[str]) -> Speed:
     """Run one case in this process."""
-    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        config = parse(compose("config", overrides=[*COMMON, *overrides]))
+    config = composed(*COMMON, *overrides)
     started = time.perf_counter()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))

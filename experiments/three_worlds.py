@@ -27,14 +27,14 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments import RESULTS, ROOT, composed, provenance, write_result
+from experiments import PLAIN, RESULTS, ROOT, composed, provenance, write_result
 from harness import run
 from harness.calibration.observe import observe
 
-SIMULATED = ("engine=sim", "model=qwen3-8b", "device=h100-80gb")
+SIMULATED = (*PLAIN, "engine=sim", "model=qwen3-8b", "device=h100-80gb")
 REAL = (
-    "engine=cpu", "engine.num_threads=1", "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
-    "max_num_seqs=16", "scheduler=mixed",
+    "engine=cpu", "engine.num_threads=1", *PLAIN, "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
+    "max_num_seqs=16",
 )  # fmt: skip
 ELSEWHERE = "cost.profile=simulator/profiles/intel-xeon-processor/tiny"
 WORKLOAD = (

@@ -109,8 +109,8 @@ class View:
 
     def _prompt_hashes(self, request: Request) -> Sequence[int]:
         """Identities of the full blocks of the prompt that the trace knows."""
-        hashes = request.sequences[0].block_hashes
-        return [] if hashes is None else hashes[: request.num_prompt_tokens // self._block_size]
+        hashes, num_full = request.sequences[0].block_hashes or [], request.num_prompt_tokens // self._block_size
+        return hashes if len(hashes) <= num_full else hashes[:num_full]
 
 
 class Desk:

@@ -38,11 +38,12 @@ REQUIRED = {
     **{f"{group}/custom": [f"{group}.target=json:loads"] for group in ("trace", "arrival", "cost")},
     "experiment/shared_contexts": ["trace.path=x"],
     **{
-        f"allocator/contiguous_{name}": ["scheduler.enable_prefix_caching=false"]
+        f"allocator/contiguous_{name}": ["scheduler=mixed", "scheduler.enable_prefix_caching=false"]
         for name in ("max", "requested", "pow2", "exact")
     },
     "model/hf": [f"model.config={Path(__file__).parent / 'harness' / 'config' / 'models' / 'gpt-oss-20b.json'}"],
 }
+OF_VLLM = ("max_num_seqs", "gpu_memory_utilization", "frontend")  # defaults that its newest version decides
 # Published numbers of weights, which no key of the files states: those of the safetensors index on Hugging Face, which
 # the model cards round (Qwen3-235B-A22B: 235B; gpt-oss-120b: 117B; Mixtral-8x22B: 141B; Llama-3.1-405B: 406B).
 WEIGHTS = {
@@ -214,12 +215,18 @@ def test_the_schema_knows_the_policies_of_the_core(monkeypatch: pytest.MonkeyPat
         compose_and_parse("scheduler.policy=yours")
 
 
-def test_defaults_are_those_of_the_schema() -> None:
+def test_defaults_are_those_of_the_schema_but_for_those_of_vllm() -> None:
     config = compose_and_parse()
     for name, field in RunConfig.model_fields.items():
-        if not field.is_required():
+        if not field.is_required() and name not in OF_VLLM:
             assert getattr(config, name) == field.get_default(), name
-    assert config.scheduler == SchedulerConfig()
+    assert (config.max_num_seqs, config.gpu_memory_utilization, config.frontend.kind) == (1024, 0.92, "vllm")
+    assert config.scheduler == compose_and_parse("scheduler=vllm").scheduler
+    real = compose_and_parse("engine=gpu")  # which is called without a front end
+    assert (real.max_num_seqs, real.gpu_memory_utilization, real.frontend.kind) == (1024, 0.9, "none")
+    assert real.scheduler == config.scheduler
+    assert not compose_and_parse("engine=gpu", "engine.max_lookahead_steps=8").scheduler.async_scheduling
+    assert compose_and_parse("scheduler=mixed").scheduler == SchedulerConfig()
     assert config.metrics == MetricsConfig()
     assert compose_and_parse("scheduler=prefill_first").scheduler == SchedulerConfig(policy="prefill_first")
 

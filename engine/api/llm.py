@@ -44,7 +44,8 @@ class LLM:
     Args:
         model: a model folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or the fields of a
             `conf/model/*.yaml` file), whose weights are then random.
-        config: the engine's settings; by default those of `EngineConfig`, on a GPU if torch finds one.
+        config: the engine's settings; by default those of `EngineConfig`, on a GPU if torch finds one, and there with
+            `async_scheduling` where other settings allow it.
         tokenizer: in place of the one in the folder.
         settings: fields of `EngineConfig` that override those of `config`; also `enforce_eager` and `dtype="auto"`.
 
@@ -64,7 +65,7 @@ class LLM:
         tokenizer: Any = None,
         **settings: Any,
     ) -> None:
-        config = override(config or EngineConfig(device="cuda" if torch.cuda.is_available() else "cpu"), settings)
+        config = override(config or _default_config(settings), settings)
         folder = Path(model) if isinstance(model, str | Path) else None
         if folder is not None:
             model_config = ModelConfig.load(folder)
@@ -331,3 +332,10 @@ def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:
 def _progress(what: str, total: int, unit: str, use_tqdm: bool | None) -> tqdm[Any]:
     shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
     return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, disable=not shows)
+
+
+def _default_config(settings: abc.Mapping[str, Any]) -> EngineConfig:
+    """For the settings that the user gives: on a GPU, steps are planned ahead unless one of them rules it out."""
+    is_cuda = settings.get("device", "cuda") == "cuda" and torch.cuda.is_available()
+    plans_ahead = is_cuda and settings.get("speculation") is None and settings.get("eviction") != "radix"
+    return EngineConfig(device="cuda" if is_cuda else "cpu", async_scheduling=plans_ahead)

@@ -118,6 +118,7 @@ def graphs(context: Context) -> None:
     variants: dict[str, dict[str, Any]] = {
         "no graphs": {"cuda_graphs": False, "max_lookahead_steps": 1},
         "graphs": {"cuda_graphs": True},
+        "graphs, not ahead": {"cuda_graphs": True, "async_scheduling": False},
         "graphs, tight pool": {"cuda_graphs": True, "num_blocks": 160},
     }
     found: dict[str, dict[str, Prompts]] = {}

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from experiments import FIDELITY, RESULTS, provenance, write_result
+from experiments import FIDELITY, PLAIN, RESULTS, provenance, write_result
 from harness.results.stored.files import CALIBRATION
 from simulator.profile.profile_folder import load_profile
 
@@ -56,7 +56,7 @@ class Lab:
     def run(self, name: str, *settings: str) -> Path:
         """One job of run.py; returns its folder."""
         folder = self.scratch / name
-        command = [sys.executable, "run.py", "progress=false", *settings, f"hydra.run.dir={folder}"]
+        command = [sys.executable, "run.py", "progress=false", *PLAIN, *settings, f"hydra.run.dir={folder}"]
         print(name, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -75,8 +75,8 @@ class Lab:
         Jobs that a shell starts in the background, and their children, ignore interrupts, so the job restores the
         default action of the signal.
         """
-        command = [sys.executable, "run.py", "progress=false", "task=profile", *settings, f"profile.out={folder}"]
-        command.append(f"hydra.run.dir={self.scratch / 'profiling'}")
+        command = [sys.executable, "run.py", "progress=false", "task=profile", *PLAIN, *settings]
+        command += [f"profile.out={folder}", f"hydra.run.dir={self.scratch / 'profiling'}"]
         listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=listen

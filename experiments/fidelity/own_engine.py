@@ -20,7 +20,7 @@ GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: 
 QUICK_RATES = {"tiny": (20,)}
 QUICK_REQUESTS = 10
 QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
-GPU_CONTEXT = 8192  # tokens; whole steps are profiled at contexts in proportion to it
+GPU = ["engine.max_lookahead_steps=1", "max_model_len=8192", "max_num_batched_tokens=8192", "max_num_seqs=256"]
 SERVED_S = 12  # seconds of requests at each rate
 LEAST_REQUESTS = 60
 
@@ -85,7 +85,7 @@ def gpu(lab: Lab, args: argparse.Namespace) -> None:
     )
     measured: dict[str, dict[int, list[Path]]] = {}
     for model, rates in models.items():
-        engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [f"max_model_len={GPU_CONTEXT}"])]
+        engine = [f"engine={kind}", f"model={model}", "scheduler=vllm", *(QUICK if args.quick else GPU)]
         if not (_profile_of(lab, model) / META).exists():
             lab.profile(_profile_of(lab, model), None, *engine, f"profile.time_budget_s={args.profiling}")
         measured[model] = {rate: _served(lab, args, engine, f"{model}_{rate}", rate) for rate in rates}

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from experiments import RESULTS, ROOT, provenance, write_result
+from experiments import PLAIN, RESULTS, ROOT, provenance, write_result
 
 _SIZES = (2_000, 20_000)
 _BLOCK = 512
@@ -67,7 +67,7 @@ def commands(folder: Path, size: int, peer: str) -> dict[str, list[str]]:
     document = {"traffic": {"source": source, "load": {"type": "trace_timestamps"}}, "engine": engine}
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
     ours = [
-        sys.executable, "run.py", "model=llama-3.1-8b", "device=h100-80gb", "scheduler=vllm", "cost=profiled",
+        sys.executable, "run.py", *PLAIN, "model=llama-3.1-8b", "device=h100-80gb", "scheduler=vllm", "cost=profiled",
         "max_num_seqs=256", "max_num_batched_tokens=8192", "trace=mooncake", f"trace.path={trace}", "arrival=trace",
         "plots=false", "progress=false", f"hydra.run.dir={folder / 'ours'}",
     ]  # fmt: skip

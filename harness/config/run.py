@@ -135,12 +135,14 @@ class RunConfig(ConfigModel):
     @field_validator("frontend", mode="after")
     @classmethod
     def _check_front_end(cls, value: FrontEndConfig, info: ValidationInfo) -> FrontEndConfig:
-        """That of the simulation only: clients of the real engine in this process call it directly."""
+        """That of a server which is simulated, or observed: clients of the real engine in this process call it
+        directly, and task=serve is a front end."""
         kind = getattr(info.data.get("engine"), "kind", "sim")
-        if kind == "sim":
+        if kind not in ("gpu", "cpu") and info.data.get("task") != "serve":
             return value
         if value != FrontEndConfig(kind=value.kind):
-            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with engine={kind}")
+            without = "task=serve" if info.data.get("task") == "serve" else f"engine={kind}"
+            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with {without}")
         return FrontEndConfig()
 
     @field_validator("block_size", mode="before")

@@ -18,6 +18,7 @@ from harness.measured.measured_run import (
     MeasuredRun,
     OwnRun,
     check_order,
+    queued_times,
     requests_table,
     seen_times,
     series_table,
@@ -120,17 +121,15 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     finished = result.requests[result.requests["status"] == "finished"].reset_index(names="source_row")
     arrival = finished["arrival_time"].to_numpy(dtype=np.float64)
     issued = arrival + finished["replay_lag"].fillna(0.0).to_numpy(dtype=np.float64)
+    if config.scheduler.async_scheduling:
+        queued = queued_times(issued, result.steps)
+    else:
+        queued = seen_times(issued, finished["finish_time"].to_numpy(dtype=np.float64), result.steps)
     columns = {name: finished[name].to_numpy(dtype=np.float64) for name in (*_TIMES, *_COUNTS)}
     check_lengths(path / results.REQUESTS, columns, _LENGTHS)
     if np.isnan([arrival, *columns.values()]).any() or result.steps.empty:
         raise MeasuredRunError(f"{path}: a finished request lacks a time or a count, or there are no steps")
-    requests = requests_table(
-        {
-            "arrival_time": arrival,
-            "queued_time": seen_times(issued, finished["finish_time"].to_numpy(dtype=np.float64), result.steps),
-            **columns,
-        }
-    )
+    requests = requests_table({"arrival_time": arrival, "queued_time": queued, **columns})
     check_order(path / results.REQUESTS, requests)
     rows = finished["source_row"].to_numpy()[requests["row"].to_numpy()]
     requests["num_requested_tokens"] = result.requests["num_requested_tokens"].to_numpy()[rows]

@@ -101,20 +101,25 @@ class Record:
 
     def _steps(self) -> pd.DataFrame:
         """A row per step, by the time when it began, of several that began together in the order of the servers."""
-        tables = []
-        for number, server in enumerate(self.servers):
-            columns = server.steps()
-            step = columns.pop("step")
-            tables.append(pd.DataFrame({"step": step, "server": np.full(len(step), number), **columns}, copy=False))
-        if len(tables) == 1:
-            return tables[0]
-        merged = pd.concat(tables, ignore_index=True).sort_values("start_time", kind="stable", ignore_index=True)
-        merged["step"] = np.arange(len(merged))
-        return merged
+        tables = [server.steps() for server in self.servers]
+        starts = [columns["start_time"] for columns in tables]
+        order = np.argsort(np.concatenate(starts), kind="stable")
+        servers = [np.full(len(times), number) for number, times in enumerate(starts)]
+        steps = {"step": np.arange(len(order)), "server": _in_order(servers, order)}
+        for name in [*tables[0]]:  # no more than one column is there twice
+            steps[name] = _in_order([columns.pop(name) for columns in tables], order)
+        return pd.DataFrame(steps, copy=False)
 
     def _spans(self, request_ids: np.ndarray) -> pd.DataFrame | None:
         tables = [table for server in self.servers if (table := server.span_table(request_ids)) is not None]
         return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0] if tables else None
+
+
+def _in_order(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
+    """A column of the steps of all servers; of zeros that are never written, the system keeps no memory."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts)[order] if any(map(np.any, parts)) else np.zeros(len(order), parts[0].dtype)
 
 
 def _merged_gaps(gaps: Sequence[Gaps]) -> Gaps:

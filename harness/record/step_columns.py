@@ -47,7 +47,6 @@ def step_columns(
     ended = np.cumsum(durations) - durations
     start_ns = plans["start_ns"].to_numpy()[plan] + ended - ended[first][plan]
     steps: dict[str, Any] = {
-        "step": np.arange(len(durations)),
         "lane": _spread(plans["lane"].to_numpy(), plan),
         "start_time": start_ns * NS,
         "duration": durations * NS,
@@ -81,7 +80,7 @@ def step_columns(
     waits = steps.pop("wait_ns")
     steps["transfer_time"] = waits * NS if waits.any() else np.zeros(len(durations))
     for i, column in enumerate(TIME_COLUMNS):
-        steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
+        steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.full(len(durations), np.nan)
     return steps
 
 

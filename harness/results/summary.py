@@ -33,10 +33,17 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
         console.print(Text(f"! {warning}", style="yellow"))
 
 
+def scheduler_text(summary: Mapping[str, Any]) -> str | None:
+    """The policy; vLLM where all settings of the simulated servers are of vLLM."""
+    line = summary.get("vllm_command")
+    return "vLLM" if line and "not in vLLM" not in line else summary.get("policy")
+
+
 def _headline(summary: Mapping[str, Any]) -> Text:
     simulated = summary["simulated"]
     kind = ("SIMULATED", "bold cyan") if simulated else ("MEASURED", "bold green")
-    known = [str(summary[key]) for key in ("model", "device", "trace", "arrival", "policy") if summary.get(key)]
+    told = [*(summary.get(key) for key in ("model", "device", "trace", "arrival")), scheduler_text(summary)]
+    known = [str(each) for each in told if each]
     if summary.get("quantization") not in (None, "none"):
         known.insert(1, f"{summary['quantization']} weights")
     if summary["num_blocks"] is not None and not summary.get("pools"):

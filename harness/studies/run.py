@@ -257,7 +257,12 @@ def collect(
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *_notes_on(config, smallest), *engine.notes()],
+        "notes": [
+            *trace.notes,
+            *ignored_notes(config.model.ignored_keys),
+            *_pool_notes(config, smallest),
+            *engine.notes(),
+        ],
         "vllm_command": fleet_command(pools, engine.pool_blocks) if engine.pool_blocks else None,
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
@@ -301,15 +306,6 @@ def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[s
 def _environment() -> dict[str, Any]:
     """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
     return environment()
-
-
-def _notes_on(config: RunConfig, num_blocks: int | None) -> list[str]:
-    """What is said of the configuration, whatever came of the run."""
-    notes = [*ignored_notes(config.model.ignored_keys), *_pool_notes(config, num_blocks)]
-    kind = config.engine.kind
-    if config.frontend.kind != "none" and kind not in ("sim", "openai"):
-        notes.append(f"frontend={config.frontend.kind} has no effect: engine={kind} is called without a front end")
-    return notes
 
 
 def _pool_notes(config: RunConfig, num_blocks: int | None) -> list[str]:

@@ -137,8 +137,12 @@ def _deliveries(run: MeasuredRun) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     arrival_ns = whole_ns(requests["arrival_time"])
     issued_ns = arrival_ns + whole_ns(requests["replay_lag"].fillna(0.0))
     order = np.lexsort((run.own.rows, arrival_ns, issued_ns))
-    finish_s = requests["finish_time"].to_numpy(dtype=np.float64)
-    return whole_ns(steps["start_time"])[handover_steps(steps, finish_s)], order
+    step = handover_steps(steps, requests["finish_time"].to_numpy(dtype=np.float64))
+    starts = whole_ns(steps["start_time"])
+    if run.own.config.scheduler.async_scheduling:  # planned while the step before ran, if there was one
+        ends = starts + whole_ns(steps["duration"])
+        step -= (step > 0) & (starts[step] <= ends[step - 1] + 1)
+    return starts[step], order
 
 
 def first_difference(measured: pd.DataFrame, replayed: pd.DataFrame) -> int | None:

@@ -95,7 +95,9 @@ def block_identities(
     if "hash_ids" in table:
         hash_ids, span = dense_hash_ids(trace), trace.hash_block_size
         assert span is not None
-        return lambda row: _from_hash_ids(hash_ids[row], span, int(prompts[row]), block_size)
+        lengths: list[int] = prompts.tolist()
+        ends = np.arange(block_size - 1, span, block_size)  # of the blocks in a hash id that covers whole ones
+        return lambda row: _from_hash_ids(hash_ids[row], span, ends, lengths[row], block_size)
     if "session_id" in table:
         sessions = table["session_id"].tolist()
         num_blocks = _num_blocks(trace, block_size, max_model_len)
@@ -123,14 +125,14 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
     return hashes
 
 
-def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> list[int]:
+def _from_hash_ids(
+    hash_ids: NDArray[np.int64], span: int, ends: NDArray[np.int64], num_tokens: int, block_size: int
+) -> list[int]:
     if len(hash_ids) == 1:  # an array takes twice as long for a short prompt
         start = int(hash_ids[0]) * span
         return list(range(start + block_size - 1, start + num_tokens, block_size))
     if span % block_size == 0:  # each hash id covers whole blocks: no division per block
-        starts = hash_ids[:, np.newaxis] * span
-        ends = np.arange(block_size - 1, min(span, num_tokens), block_size)
-        identities = (starts + ends).ravel()[: num_tokens // block_size]
+        identities = np.add.outer(hash_ids * span, ends).ravel()[: num_tokens // block_size]
     else:
         last_tokens = np.arange(block_size - 1, num_tokens, block_size)
         identities = hash_ids[last_tokens // span] * span + last_tokens % span

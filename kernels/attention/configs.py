@@ -1,7 +1,8 @@
 """Compile-time choices of the attention kernels for each GPU architecture, in one table.
 
-The choices are made from what the compiler reports, since no GPU was at hand: no spills, two and more programs on a
-multiprocessor (`experiments/results/kernel_occupancy.csv`).
+Those of 90, but for float8 and integers in prompts, are the fastest of 10 to 20 that were timed on an H100 (2026-11-26,
+Triton 3.6). The others are made from what the compiler reports, as no such GPU was at hand: no spills, two and more
+programs on a multiprocessor (`experiments/results/kernel_occupancy.csv`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _DECODE_LARGE: dict[Elements, DecodeConfig] = {
 _DECODE: dict[int, dict[Elements, DecodeConfig]] = {
     80: {**_DECODE_LARGE, "half": DecodeConfig(32, 4, 3, 4)},
     89: _DECODE_SMALL,
-    90: _DECODE_LARGE,
+    90: {**_DECODE_LARGE, "float8": DecodeConfig(32, 1, 3, 10)},
     100: {**_DECODE_LARGE, "float8": DecodeConfig(32, 4, 4, 4)},
 }
 _PREFILL_SMALL: dict[Elements, PrefillConfig] = {
@@ -102,9 +103,11 @@ def prefill_config(
 
 def latent_config(capability: int, rows: int) -> PrefillConfig:
     """The choice for latents of 512 elements in half precision; rows: tokens of the longest chunk times query heads."""
-    is_small = _row(capability) == 89
-    if rows <= 16 or is_small:
-        return PrefillConfig(16, 16, 4, 3, 1 if is_small else 2)
+    row = _row(capability)
+    if row == 90:
+        return PrefillConfig(16, 32, 4, 3, 1) if rows <= 16 else PrefillConfig(64, 64, 8, 2, 1)
+    if rows <= 16 or row == 89:
+        return PrefillConfig(16, 16, 4, 3, 1 if row == 89 else 2)
     return PrefillConfig(32, 32, 8, 3, 1)
 
 
@@ -112,8 +115,9 @@ def latent_config(capability: int, rows: int) -> PrefillConfig:
 def _decode_config(capability: int, head_dim: int, elements: Elements) -> DecodeConfig:
     chosen = _DECODE[_row(capability)][elements]
     if head_dim > 128:
-        warps = 8 if elements == "float32" else chosen.num_warps
-        programs = chosen.programs_per_sm - chosen.programs_per_sm // 4 if elements != "float32" else 1
+        warps = 8 if elements == "float32" else 4
+        programs = chosen.programs_per_sm - chosen.programs_per_sm // 4
+        programs = {"float32": 1, "float8": 3}.get(elements, programs)
         return replace(chosen, block_n=16, num_warps=warps, programs_per_sm=programs)
     return replace(chosen, block_n=min(chosen.block_n * (128 // _padded(head_dim)), 128))
 

@@ -23,8 +23,6 @@ from kernels.linear.fp8_linear import (
 )
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, tl, triton
 
-_BLOCK_N = 64
-
 
 @dataclass(frozen=True)
 class Fp8Stack:
@@ -166,12 +164,13 @@ def grouped_product(
         weight = experts.weight if is_quantized else experts.weight.view(torch.uint8)
         block_k = inner_block(scale_columns, rows.element_size())
     else:
-        weight, block_k = experts, 64 if x.element_size() <= 2 else 32
+        weight, block_k = experts, (128 if block_m == 16 else 64) if x.element_size() == 2 else 32
+    block_n = 128 if block_m == 128 else 64
     launch_grouped_gemm(
-        (ceil_div(n_size, _BLOCK_N), routing.tile_experts.shape[0]),
+        (ceil_div(n_size, block_n), routing.tile_experts.shape[0]),
         rows, x_scales, weight, scales, out, routing.order, routing.tile_experts, routing.tile_starts,
         routing.expert_ends, routing.weights, x if bias is None else bias,
         x_divisor=x_divisor, num_experts=num_experts, n_size=n_size, k_size=k_size, scale_rows=scale_rows,
         scale_columns=scale_columns, quantized_x=is_quantized, weighted=weighted, biased=bias is not None,
-        block_m=block_m, block_n=_BLOCK_N, block_k=block_k, interpreted=INTERPRETED, num_warps=4, num_stages=3,
+        block_m=block_m, block_n=block_n, block_k=block_k, interpreted=INTERPRETED, num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -224,10 +224,15 @@ def fp8_gemm_kernel(
 launch_fp8_gemm = Launcher(fp8_gemm_kernel)
 
 
-def gemm_blocks(num_tokens: int, scale_columns: int, element_bytes: int) -> tuple[int, int, int]:
-    """(block_m, block_n, block_k) for so many tokens of inputs with `element_bytes`."""
+def gemm_blocks(num_tokens: int, scale_columns: int, element_bytes: int) -> tuple[int, int, int, int]:
+    """(block_m, block_n, block_k, num_stages) for so many tokens of inputs with `element_bytes`.
+
+    Few tokens in float8 wait for weights: many small programs with more loads in flight (H100: 20 to 25 % less time
+    than 64 columns and 3 stages).
+    """
     block_m = min(max(next_power_of_2(max(1, num_tokens)), 16), 64)
-    return block_m, 64, inner_block(scale_columns, element_bytes)
+    block_n, num_stages = (32, 5) if num_tokens <= 64 and element_bytes == 1 else (64, 3)
+    return block_m, block_n, inner_block(scale_columns, element_bytes), num_stages
 
 
 def inner_block(scale_columns: int, element_bytes: int) -> int:
@@ -239,7 +244,7 @@ def fp8_gemm(x: Tensor, x_scales: Tensor | None, weight: Tensor, scales: Tensor,
     """Write `x @ weight.T` to `out`, [T, N]; x is e4m3 with `x_scales`, or of another dtype without. Triton."""
     num_tokens, (n, k) = x.shape[0], weight.shape
     columns = min(block[1], k)
-    block_m, block_n, block_k = gemm_blocks(num_tokens, columns, x.element_size())
+    block_m, block_n, block_k, num_stages = gemm_blocks(num_tokens, columns, x.element_size())
     launch_fp8_gemm(
         (ceil_div(n, block_n), ceil_div(num_tokens, block_m)),
         x,
@@ -259,7 +264,7 @@ def fp8_gemm(x: Tensor, x_scales: Tensor | None, weight: Tensor, scales: Tensor,
         block_k=block_k,
         interpreted=INTERPRETED,
         num_warps=4,
-        num_stages=3,
+        num_stages=num_stages,
     )
 
 

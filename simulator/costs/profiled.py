@@ -96,6 +96,8 @@ class ProfiledCost:
         self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
         self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
         self._rest = rest_of(profile.tables.get("steps"))
+        # Our profiler times step after step. Planned ahead, the host's part of a step passes while the GPU computes.
+        self._hides_rest = is_async and bool(self._buckets)
         is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.tables
         self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
         # A curve with a single point holds for steps of all sizes.
@@ -159,7 +161,8 @@ class ProfiledCost:
         padded = _padded(num_tokens, self._buckets)
         heads = padded if self._meta.padded_heads else num_tokens
         base = self._layers(padded) + self._heads(heads) + self._step_ns + num_decodes * self._sequence_ns
-        base += self._rest["decode"](num_tokens) if self._rest else 0.0
+        if self._rest:
+            base = self._with_rest(base, self._rest["decode"](num_tokens))
         curve = self._attention.decode.at(num_decodes)
         outside = (
             *self._beyond("decode", num_tokens, padded, heads),
@@ -209,9 +212,13 @@ class ProfiledCost:
             least = self._eager_ns
         if padded > self._tokens_end or num_sampled > self._sequences.end:
             self._note(*self._beyond(kind, num_tokens, padded, num_sampled))
+        time += self._layers(padded) + self._heads(num_sampled)
         if self._rest:
-            time += self._rest[kind](num_tokens)
-        return max(least, time + self._layers(padded) + self._heads(num_sampled))
+            time = self._with_rest(time, self._rest[kind](num_tokens))
+        return max(least, time)
+
+    def _with_rest(self, operators: float, rest: float) -> float:
+        return max(operators, rest) if self._hides_rest else operators + rest
 
     def _layers(self, num_tokens: int) -> float:
         """The operators by tokens and the all-reduces."""

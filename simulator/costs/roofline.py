@@ -102,6 +102,7 @@ class RooflineCost:
         self._layers_ns = KnownTimes()
         self._head_ns = KnownTimes()
         self._decode_base_ns = KnownTimes()
+        self._growing: dict[tuple[int, float], float] = {}  # what `_growing_ns` has answered
 
     def step_ns(self, work: StepWork) -> int:
         per_decode = work.tokens_per_decode
@@ -148,7 +149,11 @@ class RooflineCost:
 
     def _growing_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens, where nothing is out of sight."""
-        return sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all])
+        time = self._growing.get((tokens_per_decode, reads))
+        if time is None:
+            time = sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all])
+            self._growing[tokens_per_decode, reads] = time
+        return time
 
     def _decode_base(self, num_tokens: int) -> float:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""

@@ -60,7 +60,7 @@ def test_a_figure_of_ones_own(launch: Launch, tmp_path: Path) -> None:
 
 def test_a_policy_from_outside(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Short prompts are served first; its settings are checked and stand in the help text."""
-    few = "max_num_seqs=1 arrival=all_at_once trace.num_requests=20 cost=roofline plots=false progress=false"
+    few = "frontend=none max_num_seqs=1 arrival=all_at_once trace.num_requests=20 cost=roofline plots=false"
     assert launch(f"twinserve scheduler.policy=own:ShortFirst {few}") == 0
     result, summary = read_results(result_folder(tmp_path))
     requests = result.requests.sort_values("first_scheduled_time")

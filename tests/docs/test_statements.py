@@ -26,6 +26,7 @@ def test_the_study_on_the_page_is_the_stored_one() -> None:
     found = json.loads((ROOT / capacity_study.STORED).read_text())
     assert page == capacity_study.replaced(page, capacity_study.section(found))
     assert len(found["rows"]) == 12 and (ROOT / capacity_study.FIGURE).exists()
+    assert "#" not in found["command"], "vLLM has all settings of what was simulated"
     words = vllm_import.overrides(found["command"])
     best = found["rows"][found["best"]]["overrides"]
     assert f"max_num_seqs={best['max_num_seqs']}" in words and "model=qwen3-8b" in words

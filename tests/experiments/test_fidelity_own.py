@@ -66,6 +66,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
         requests=8,
         rates=None,
         threads=1,
+        runs=2,
         turns=3,
         profiling=60,
         device="h200",

@@ -12,6 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from experiments import PLAIN
 from harness.config import RunConfig, parse
 from harness.jobs import execute
 
@@ -34,9 +35,10 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def config(*overrides: str) -> RunConfig:
-    """The checked configuration of a command line, without plots and with cost=roofline unless it asks otherwise."""
-    cost = [] if any(each.startswith(("cost=", "experiment=")) for each in overrides) else ["cost=roofline"]
-    return parse(composed("plots=false", *cost, *overrides))
+    """The checked configuration of a command line, without plots; but for an experiment it starts from `PLAIN` and
+    cost=roofline."""
+    start = () if any(each.startswith("experiment=") for each in overrides) else ("cost=roofline", *PLAIN)
+    return parse(composed("plots=false", *start, *overrides))
 
 
 def execute_in(folder: Path, settings: RunConfig) -> None:

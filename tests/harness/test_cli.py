@@ -131,7 +131,7 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
 ) -> None:
     assert launch("--help") == 0
     out = capsys.readouterr().out
-    lines = ("Usage: python run.py", "\n  scheduler\n", "\n  * mixed ", "block_size=16")
+    lines = ("Usage: python run.py", "\n  scheduler\n", "\n  * vllm ", "block_size=16")
     assert all(line in out for line in lines)
     monkeypatch.setattr(sys, "argv", ["twinserve", "--help"])
     assert cli.main() == 0

@@ -58,7 +58,7 @@ MUTANTS = (
     FleetMutant("tokens of ended requests are counted", DESK,
                 "self.num_tokens -= request.num_prompt_tokens", "pass"),
     FleetMutant("what is sent is not noted", DESK, "self._estimate.add(self._prompt_hashes(request))", "pass"),
-    FleetMutant("outputs count as sent", DESK, "hashes[: request.num_prompt_tokens // self._block_size]", "hashes"),
+    FleetMutant("outputs count as sent", DESK, "hashes[:num_full]", "hashes"),
     FleetMutant("a refusal brings nothing", GATEWAY,
                 "self._arrivals.on_finish(request.request_id, request.arrival_time)", "pass"),
     FleetMutant("nobody is told of an earlier request", GATEWAY, "self._on_earlier()", "pass"),

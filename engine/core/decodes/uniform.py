@@ -113,11 +113,12 @@ class UniformDecodes:
         return make_growth((ahead, list(due), taken))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
-        now, size, boundary, take = self.clock.step, self._block_size, self._boundary, blocks.take
+        now, size, boundary = self.clock.step, self._block_size, self._boundary
+        steps = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
+        if not steps:
+            return []
         growths = []
-        for ahead in self._growth_steps(num_steps):
-            due = boundary[(now + ahead) % size]
-            taken = take(len(due))
+        for (ahead, due), taken in zip(steps, blocks.take_each([len(due) for _, due in steps]), strict=True):
             any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
             growths.append(make_growth((ahead, list(due), taken)))
         return growths

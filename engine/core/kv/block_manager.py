@@ -61,7 +61,7 @@ class BlockManager:
         cache = offload or self.index
         self.pool = pool or make_pool(num_blocks, eviction, cache.remove, cached_size)
         self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
-        self.take, self.settle = self.pool.take, cache.settle
+        self.take, self.take_each, self.settle = self.pool.take, self.pool.take_each, cache.settle
         self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
     @property
@@ -220,7 +220,7 @@ class BlockManager:
 
     def _copy(self, sequence: Sequence, index: int) -> Transfer:
         source = sequence.block_table[index]
-        self.pool.drop_shared(source)
+        self.pool.drop_shared([source])
         (target,) = self.pool.take(1)
         sequence.block_table[index] = target
         return Transfer(DEVICE, source, DEVICE, target)

@@ -16,16 +16,17 @@ without a window share pages). So cached blocks are limited to a share of the fr
 content first.
 
 Blocks are freed and taken many at a time, so the queue holds segments: blocks that one release freed, in the order of
-their block table, so that the last goes first. A hit takes blocks out of a segment: they stay in its list, stale, and
-are skipped. A segment of unhashed blocks, which nobody can bring back, is taken as a whole when it is the oldest: what
-is left of it goes next.
+their block table, so that the last goes first. A hit takes the first blocks out of a segment; others only where
+equal blocks of other sequences are found before them. A segment of unhashed blocks, which nobody can bring back, is
+taken as a whole when it is the oldest: what is left of it goes next.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from itertools import chain, compress
+from collections.abc import Collection
+from itertools import chain, compress, groupby
 
 from engine.core.kv.pool import Evict
 
@@ -36,13 +37,24 @@ class _Segment:
     The hashes are the sequence's own list: a copy for every release would take longer than all else here.
     """
 
-    __slots__ = ("blocks", "hashes", "offset", "num_stale")
+    __slots__ = ("blocks", "hashes", "offset")
 
     def __init__(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         self.blocks = blocks
         self.hashes = hashes
         self.offset = offset
-        self.num_stale = 0  # how many of the blocks were brought back by hits
+
+    def bring_back(self, blocks: list[int]) -> None:
+        """Take these hashed blocks out of the segment; they are in the order that they have there."""
+        count = len(blocks)
+        if self.blocks[:count] == blocks:
+            del self.blocks[:count]
+            self.offset += count
+            return
+        is_left = [*map(set(self.blocks).difference(blocks).__contains__, self.blocks)]
+        self.hashes = [*compress(self.hashes[self.offset :], is_left)]
+        self.blocks = [*compress(self.blocks, is_left)]
+        self.offset = 0
 
 
 class BlockPool:
@@ -124,20 +136,39 @@ class BlockPool:
         blocks.sort()
         return blocks
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
+        find than to take."""
+        total, num_uncached = sum(counts), len(self._free)
+        if total <= num_uncached or self._cached_size > 1:
+            return [self.take(count) for count in counts]
+        self.num_free -= total
+        blocks, self._free = self._free[::-1], []  # in the order in which they go
+        while (missing := total - len(blocks)) > 0:
+            blocks += reversed(self._dequeue(missing))
+        parts, end = [], 0
+        for count in counts:
+            start, end = end, end + count
+            part = blocks[start:end]
+            parts.append(part if end <= num_uncached and not self.has_one_queue else sorted(part))
+        return parts
+
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared
-        for block in blocks:
-            segment = segment_of[block]
+        for segment, group in groupby(blocks, segment_of.__getitem__):
+            hits = [*group]
             if segment is None:
-                shared[block] = shared.get(block, 0) + 1
-                self.num_extra_references += 1
+                for block in hits:
+                    shared[block] = shared.get(block, 0) + 1
+                self.num_extra_references += len(hits)
                 continue
-            segment_of[block] = None
-            self.num_free -= 1
-            self._num_cached -= 1
-            segment.num_stale += 1
-            if segment.num_stale == len(segment.blocks):
+            for block in hits:
+                segment_of[block] = None
+            self.num_free -= len(hits)
+            self._num_cached -= len(hits)
+            segment.bring_back(hits)
+            if not segment.blocks:
                 del self._queue[segment]
         if self._cached_size > 1:
             self._forget_oldest()
@@ -150,8 +181,7 @@ class BlockPool:
         """
         num_kept = 0  # leading blocks that others hold
         if self._shared and (shared := self._shared.keys() & table):
-            for block in shared:
-                self.drop_shared(block)
+            self.drop_shared(shared)
             if shared.issuperset(table[: len(shared)]):  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
@@ -171,13 +201,15 @@ class BlockPool:
         if self._cached_size > 1:
             self._forget_oldest()
 
-    def drop_shared(self, block: int) -> None:
-        """Give up one of at least two references to a block."""
-        self.num_extra_references -= 1
-        if self._shared[block] == 1:
-            del self._shared[block]
-        else:
-            self._shared[block] -= 1
+    def drop_shared(self, blocks: Collection[int]) -> None:
+        """Give up one of at least two references to each of these blocks."""
+        shared = self._shared
+        for block in blocks:
+            if shared[block] == 1:
+                del shared[block]
+            else:
+                shared[block] -= 1
+        self.num_extra_references -= len(blocks)
 
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         segment = _Segment(blocks, hashes, offset)
@@ -206,20 +238,13 @@ class BlockPool:
             del self._queue[segment]
             self._free = queued
             return blocks
-        first = segment.offset + len(queued)
-        hashes = segment.hashes[first : first + len(blocks)]
-        if segment.num_stale:
-            is_here = [segment_of[block] is segment for block in blocks]
-            segment.num_stale -= is_here.count(False)
-            hashes = [*compress(hashes, is_here)]
-            blocks = [*compress(blocks, is_here)]
-        if segment.num_stale == len(queued):
+        if not queued:
             del self._queue[segment]
         for block in blocks:
             segment_of[block] = None
-        if hashes:
-            self._num_cached -= len(hashes)
-            self._evict(blocks, hashes)
+        first = segment.offset + len(queued)
+        self._num_cached -= len(blocks)
+        self._evict(blocks, segment.hashes[first : first + len(blocks)])
         return blocks
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
@@ -248,10 +273,8 @@ class BlockPool:
                 assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
                 unhashed |= dict.fromkeys(left)
                 continue
-            hashes = segment.hashes[segment.offset :]
-            valid = {b: h for b, h in zip(left, hashes, strict=False) if self._segment_of[b] is segment}
-            assert len(valid) == len(left) - segment.num_stale > 0, "stale blocks are miscounted"
-            queued |= valid
+            assert left and all(self._segment_of[block] is segment for block in left), "a block is in another segment"
+            queued |= zip(left, segment.hashes[segment.offset :], strict=False)
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
         assert self._num_cached == len(queued), "cached blocks are miscounted"
         assert self._num_cached * self._cached_size <= self.num_free, "more is cached than is free"

@@ -90,6 +90,9 @@ class RangePool:
     def num_uncached(self) -> int:
         return self.num_free
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        return [self.take(count) for count in counts]
+
     def take(self, count: int) -> list[int]:
         """Take `count` consecutive blocks, for which there must be a hole."""
         if not count:
@@ -131,7 +134,7 @@ class RangePool:
     def hold(self, blocks: list[int]) -> None:
         raise AssertionError("a reservation is not shared")
 
-    def drop_shared(self, block: int) -> None:
+    def drop_shared(self, blocks: abc.Collection[int]) -> None:
         raise AssertionError("a reservation is not shared")
 
     def is_queued(self, block: int) -> bool:

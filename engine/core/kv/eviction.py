@@ -56,6 +56,9 @@ class RankedPool(BlockPool):
     def count_queued(self, blocks: list[int]) -> int:
         return sum(block in self._hash for block in blocks)
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        return [self.take(count) for count in counts]
+
     def hold(self, blocks: list[int]) -> None:
         held = []
         for block in blocks:

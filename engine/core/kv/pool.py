@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 Evict = Callable[[list[int], list[int]], None]
@@ -28,14 +28,17 @@ class Pool(Protocol):
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
 
+    def take_each(self, counts: list[int]) -> list[list[int]]:
+        """What `take` gives for each of `counts` in turn."""
+
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`, which are held or cached."""
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes."""
 
-    def drop_shared(self, block: int) -> None:
-        """Give up one of at least two references to a block."""
+    def drop_shared(self, blocks: Collection[int]) -> None:
+        """Give up one of at least two references to each of these blocks."""
 
     def is_queued(self, block: int) -> bool:
         """Whether a block is free but its content can be found."""

@@ -109,7 +109,7 @@ class StepPlanner(GivingWay):
         waiting, running, limits, admission = self.waiting, self.running, self.limits, self.admission
         if not limits.cuts_prompts:
             cut = "never"
-        while budget > 0 and (free_seats := admission.free_seats) > 0 and (sequence := waiting.candidate) is not None:
+        while budget > 0 and (sequence := waiting.candidate) is not None and (free_seats := admission.free_seats) > 0:
             need = Need(sequence, budget, admission.look)
             may_cut = cut == "any" or cut == "first" and not draft.prefills
             state = admission.state(draft.now, budget, may_cut, free_seats)

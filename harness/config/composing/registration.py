@@ -30,40 +30,52 @@ def _open(value: Any) -> DictConfig:
 def _of_version(name: str, _root_: DictConfig) -> Any:
     """A default of the configured version of vLLM; of the newest where none is configured, or one that is refused.
 
-    `name` is a field of `VllmVersion`, or: options, those of the policy admission_order (other policies have none of
-    them); max_num_seqs and max_num_batched_tokens, which the device decides, too.
+    `name` is a field of `VllmVersion`, and None if it is an option of another policy; or max_num_seqs and
+    max_num_batched_tokens, which the device decides, too. The share of the memory is 0.9 for our own engine. What the
+    schema will refuse counts as not given.
     """
     configured = OmegaConf.select(_root_, "engine.vllm_version")
     try:
         version = vllm_version(None if configured is None else str(configured))
     except ValueError:
         version = vllm_version(None)
-    if name == "options" and _root_.scheduler.policy != "admission_order":
-        return {}
+    if name in version.options and OmegaConf.select(_root_, "scheduler.policy") != "admission_order":
+        return None
     if name in ("max_num_seqs", "max_num_batched_tokens"):
         return _batch_default(name, version, _root_)
     if name == "async_scheduling":
         return version.async_scheduling and _can_plan_ahead(_root_)
+    if name == "gpu_memory_utilization" and OmegaConf.select(_root_, "engine.kind") in ("gpu", "cpu"):
+        return 0.9
     return getattr(version, name)
 
 
 def _can_plan_ahead(root: DictConfig) -> bool:
     """Whether the core plans a step while the one before it runs, with these settings."""
-    return (root.speculation.kind, root.pipeline_parallel_size, root.data_parallel_size) == ("none", 1, 1)
+    single = ("pipeline_parallel_size", "data_parallel_size", "engine.max_lookahead_steps")
+    is_single = all(OmegaConf.select(root, key, default=1) == 1 for key in single)
+    return is_single and OmegaConf.select(root, "speculation.kind") == "none"
 
 
 def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:
     """What `vllm serve` takes for `max_num_seqs` or `max_num_batched_tokens` on the configured device."""
-    num_seqs, num_tokens = version.batch_defaults(root.device.memory_bytes, root.device.name)
+    memory, device = _whole(root, "device.memory_bytes") or 0, str(OmegaConf.select(root, "device.name"))
+    num_seqs, num_tokens = version.batch_defaults(memory, device)
     if name == "max_num_seqs":
-        given = not OmegaConf.is_interpolation(root, "max_num_batched_tokens")
-        return min(num_seqs, root.max_num_batched_tokens) if given else num_seqs
-    longest = root.max_model_len or root.model.get("max_position_embeddings")
-    if not root.scheduler.enable_chunked_prefill:
+        is_given = not OmegaConf.is_interpolation(root, "max_num_batched_tokens")
+        return min(num_seqs, is_given and _whole(root, "max_num_batched_tokens") or num_seqs)
+    longest = _whole(root, "max_model_len") or _whole(root, "model.max_position_embeddings")
+    if OmegaConf.select(root, "scheduler.enable_chunked_prefill") is False:
         if longest is None:
             raise ConfigError("scheduler.enable_chunked_prefill=false: give max_model_len, the tokens of a step")
         num_tokens = max(num_tokens, longest)
-    return int(min(num_tokens, root.max_num_seqs * longest)) if longest else num_tokens
+    seats = _whole(root, "max_num_seqs")
+    return min(num_tokens, seats * longest) if seats and longest else num_tokens
+
+
+def _whole(root: DictConfig, key: str) -> int | None:
+    value = OmegaConf.select(root, key)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _of_sglang(name: str, asked: int | bool = 1, *, _root_: DictConfig) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions, KVDtype
@@ -140,6 +140,15 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
     """The scheduler's own options: fields, defaults and limits are those of `SchedulerOptions`."""
 
     options: dict[str, Any] = {}
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, value: object) -> object:
+        """Those of vLLM's version, which are null where another policy is configured."""
+        of_version = vllm_version(None).options
+        if not isinstance(value, dict):
+            return value
+        return {key: each for key, each in value.items() if each is not None or key not in of_version}
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

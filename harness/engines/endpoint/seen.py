@@ -128,6 +128,5 @@ def _row(answer: Answer, status: str) -> tuple[int, ...]:
 
 def _empty_steps(num_rows: int) -> pd.DataFrame:
     columns: Mapping[str, Any] = Recorder().steps()
-    table = pd.DataFrame({name: np.zeros(num_rows, np.asarray(values).dtype) for name, values in columns.items()})
-    table["step"] = np.arange(num_rows)
-    return table
+    zeros = {name: np.zeros(num_rows, values.dtype) for name, values in columns.items()}
+    return pd.DataFrame({"step": np.arange(num_rows), **zeros})

@@ -37,10 +37,6 @@ def make_backend(config: RunConfig, tally: Tally, ledger: Ledger | None = None) 
     """What `config.engine` names; its steps are told to `tally` and `ledger`. Raises ConfigError."""
     name = config.serve.model_name or config.model.name
     if config.engine.kind == "sim":
-        if config.frontend.kind != "none":
-            raise ConfigError(
-                f"task=serve: frontend={config.frontend.kind} is simulated; this server is its own front end"
-            )
         fleet = resolve_fleet(config)
         if len(fleet.systems) > 1 or fleet.systems[0].pipeline_parallel_size > 1:
             raise ConfigError("task=serve: engine=sim is one server without stages; set replicas=1")

@@ -29,7 +29,7 @@ from harness.figures.pages.words import (
 )
 from harness.figures.subtitles import measured_or_simulated
 from harness.results.stored.files import GAPS, REQUESTS, STEPS, read_summary, read_table
-from harness.results.summary import number, percent
+from harness.results.summary import number, percent, scheduler_text
 from harness.results.tables import Gaps, RunResult
 from harness.results.unserved import unserved_text
 
@@ -155,10 +155,10 @@ def _against_limit(summary: Mapping[str, Any], name: str, limit: float) -> str:
 
 def _question(summary: Mapping[str, Any], config: Mapping[str, Any], limits: Mapping[str, float]) -> str:
     requests = f"{count(summary.get('num_prompts') or 0, 'request')} of the trace {summary.get('trace')}"
-    policy = summary.get("policy")
-    seats = config.get("max_num_seqs") if policy else None
+    scheduler = scheduler_text(summary)
+    seats = config.get("max_num_seqs") if scheduler else None
     with_what = [
-        *([f"the {policy} scheduler", f"blocks of {summary['block_size']} tokens"] if policy else []),
+        *([f"the {scheduler} scheduler", f"blocks of {summary['block_size']} tokens"] if scheduler else []),
         *([f"at most {count(seats, 'sequence')} at once"] if seats else []),
     ]
     asked = (

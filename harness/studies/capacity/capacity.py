@@ -20,7 +20,7 @@ from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from harness.results.summary import number
-from harness.studies.capacity.fewest import fewest_row, fewest_sentence, find_fewest
+from harness.studies.capacity.fewest import fewest_row, fewest_sentence, find_fewest, outlook
 from harness.studies.capacity.keys import counts_servers, load_of, searched_key, unit_of, with_load, with_values
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
 from harness.studies.capacity.probe import Probe
@@ -29,7 +29,7 @@ from harness.studies.capacity.table import write_document
 from harness.studies.capacity.worker_pool import run_all
 
 _SEEDS = 1000  # of a search: probes take seed * 1000 + their number, so that searches with other seeds share none
-_CONFIRMING = _SEEDS - 1
+_CONFIRMING, _AT_TWICE = _SEEDS - 1, _SEEDS - 2
 _LARGEST_SEED = (1 << 63) // _SEEDS - 1
 _LONGEST_RUN = 50_000_000
 
@@ -58,8 +58,10 @@ def find(
     found = search(config, folder, console)
     if counts_servers(key):
         row = fewest_row(config, found, *_named(given))
-        sentences = [fewest_sentence(row, slo_of(config))]
         config = with_load(config, key, row["capacity"] or load_of(config, key))
+        if row["rate"] and row["capacity"]:
+            row["at_twice_the_load"] = outlook(_at_twice_the_load(config, key, row, folder))
+        sentences = [fewest_sentence(row, slo_of(config))]
     else:
         row = row_of(config, found, *_named(given))
         sentences = [row_sentence(row, key, slo_of(config), config.capacity)]
@@ -147,6 +149,12 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
         }
     )
     return with_values(plain, size)
+
+
+def _at_twice_the_load(config: RunConfig, key: str, row: Row, folder: Path) -> Probe:
+    twice = with_values(config, {"capacity.target_rate": 2 * row["rate"]})
+    (probe,) = run_probes(twice, key, folder, [Ask(row["capacity"], _AT_TWICE, config.capacity.num_requests)])
+    return probe
 
 
 def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import CapacityConfig
-from harness.results.summary import number
+from harness.results.summary import number, percent
 from harness.studies.capacity.costs import price_per_gpu_hour
 from harness.studies.capacity.keys import searched_key, with_load
 from harness.studies.capacity.load_search import Ask, Capacity, Run
@@ -17,6 +17,7 @@ from harness.studies.capacity.row import (
     Row,
     cost_source,
     costs_text,
+    outcome_text,
     prices,
     room_of,
     servers_text,
@@ -75,7 +76,21 @@ def fewest_row(config: RunConfig, found: Capacity, label: str, overrides: Mappin
         row |= prices(own, best, best.output_throughput)
         row["cost_per_hour"] = price and price * best.num_gpus
     row |= {"precision": None, "num_probes": len(probes), "probes": [stored(probe, room) for probe in probes]}
+    fewer = next((each for each in probes if best is not None and each.load == best.load - 1), None)
+    row["full"] = best.guess / best.load if best is not None and best.guess else None
+    row["with_one_fewer"] = outlook(fewer) if fewer else None
     return row
+
+
+def outlook(probe: Probe) -> Row:
+    """What becomes of the SLO in a run of other servers or another load."""
+    full = probe.guess / probe.load if probe.guess else None
+    return {
+        "full": full,
+        "overloaded": probe.overloaded,
+        "share": probe.share,
+        "latencies_ms": dict(probe.latencies_ms),
+    }
 
 
 def fewest_sentence(row: Row, slo: Mapping[str, Any]) -> str:
@@ -89,4 +104,19 @@ def fewest_sentence(row: Row, slo: Mapping[str, Any]) -> str:
     text += f"{costs_text(row).replace(':', ',', 1)}."
     if row["low"] < row["capacity"]:
         text += f" {row['low']} to {row['capacity'] - 1} were not tried: give a higher capacity.max_probes."
+    if row["full"] is not None:
+        text += f" They are {percent(row['full'])} full."
+    for name, when in (
+        ("with_one_fewer", "When one fails, the others are"),
+        ("at_twice_the_load", "At twice the load they are"),
+    ):
+        if found := row.get(name):
+            text += f" {when} {_outlook_text(found)}."
     return text
+
+
+def _outlook_text(found: Mapping[str, Any]) -> str:
+    full = "" if found["full"] is None else f"{percent(found['full'])} full"
+    if found["overloaded"]:
+        return f"overloaded ({full})" if full else "overloaded"
+    return f"{full or 'not overloaded'}: {outcome_text(found['latencies_ms'], found['share'])}"

@@ -29,7 +29,7 @@ _COLUMNS = {
     "joules_per_token": "J per\ntoken",
     "interactivity": "tok/s\nper user",
 }
-_NESTED = ("overrides", "probes", "confirmed", "model_error")
+_NESTED = ("overrides", "probes", "confirmed", "model_error", "with_one_fewer", "at_twice_the_load")
 
 
 def write_document(document: Mapping[str, Any], folder: Path) -> None:

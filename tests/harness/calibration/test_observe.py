@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from experiments import PLAIN
 from harness import run
 from harness.calibration.observe import ladder, tokens_per_s
 from harness.errors import ConfigError
@@ -23,7 +24,7 @@ from tests.harness.measured.builders import calibrate, compare, fitted_on, write
 
 PROFILED = (
     "model=tiny", "device=laptop-cpu", "cost=profiled", f"cost.profile={PROFILES / 'amd-epyc' / 'tiny'}",
-    "max_num_batched_tokens=512", "max_num_seqs=16", "scheduler=mixed",
+    *PLAIN, "max_num_batched_tokens=512", "max_num_seqs=16",
 )  # fmt: skip
 TRUTH = {"kernel_factor": 1.4, "step_overhead_us": 900.0, "front_end_ms": 12.0, "front_end_token_us": 30.0}
 SHORT = [

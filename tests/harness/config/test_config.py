@@ -133,16 +133,20 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "results: task=report needs result folders, e.g. results=[outputs/a,outputs/b]",
         ),
         (
-            ["scheduler=vllm", "engine=gpu", "engine.max_lookahead_steps=8"],
+            ["scheduler.async_scheduling=true", "engine=gpu", "engine.max_lookahead_steps=8"],
             "engine.max_lookahead_steps=8: must be 1 with scheduler.async_scheduling=true, which plans each step "
             "on its own",
         ),
         (
-            ["scheduler=vllm", "engine.max_lookahead_steps=2"],
+            ["scheduler.async_scheduling=true", "engine.max_lookahead_steps=2"],
             "engine.max_lookahead_steps=2: must be 1 with scheduler.async_scheduling=true, which plans each step "
             "on its own",
         ),
-        (["trace.n=300"], "trace.n=300: must be <= max_num_seqs=256"),
+        (
+            ["task=serve", "frontend.latency_ms=3"],
+            "frontend.kind=vllm: in simulation only; leave out what is given of it with task=serve",
+        ),
+        (["trace.n=300", "max_num_seqs=256"], "trace.n=300: must be <= max_num_seqs=256"),
         (["calibration.widths={a:-3}"], "calibration.widths.a=-3: must be a number > 0"),
         (["scheduler=vllm", "num_blocks=1"], "num_blocks=1: must be > 1, scheduler.reserved_blocks"),
         (

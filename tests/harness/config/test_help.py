@@ -68,7 +68,7 @@ def test_the_whole_text_holds_all_of_it_in_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert keys_shown(text) >= {key.name for group in TREE.values() for key in group.keys}
     marked = {line.split()[1] for line in text.splitlines() if line.startswith("  * ")}
-    defaults = {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "paged", "none", "profiled", "default"}
+    defaults = {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "vllm", "paged", "none", "profiled", "default"}
     defaults |= {"round_robin", "replicas", "rdma_400g"}
     assert marked == defaults
 

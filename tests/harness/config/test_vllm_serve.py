@@ -19,10 +19,11 @@ from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS
 from harness.config.command_lines.vllm_import import translate
 from harness.config.command_lines.vllm_line import read_line
 from harness.config.command_lines.vllm_serve import overrides, serve_command
+from harness.config.parse import parse
 from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
-from tests.harness.builders import CONF, config
+from tests.harness.builders import CONF, composed, config
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 
@@ -261,6 +262,19 @@ def test_a_line_is_the_same_server_on_the_way_back(parts: set[str], last: str, v
     assert of(serve_command(settings)) == settings
 
 
+@given(
+    device=st.sampled_from(("h100-80gb", "a100-80gb", "b200", "l40s", "h200")),
+    model=st.sampled_from(("qwen3-8b", "qwen3-32b", "gpt-oss-20b", "llama-3.1-8b")),
+    more=st.sampled_from(("max_num_seqs=64", "engine.vllm_version=0.11.0", "speculation=ngram", "quantization=fp8")),
+)
+def test_the_default_is_a_server_of_vllm(device: str, model: str, more: str) -> None:
+    """What a line of the default starts is what was simulated."""
+    settings = parse(composed(f"model={model}", f"device={device}", more))
+    line = serve_command(settings)
+    assert "not in vLLM" not in line
+    assert parse(composed(*overrides(line), f"device={device}")) == settings
+
+
 def test_what_vllm_has_no_flag_for_is_named() -> None:
     line = serve_command(
         config("scheduler=sjf", "tiers=host", "quantization=int4", "scheduler.options.relative_error=1")
@@ -287,7 +301,7 @@ def test_the_line_has_a_length_that_the_pool_holds() -> None:
     assert any(
         f"holds {tokens:,} tokens" in note and f"max_model_len={tokens} fits" in note for note in found.summary["notes"]
     )
-    assert serve_line(config(*long)) == found.summary["vllm_command"], "the line of searches"
+    assert serve_line(parse(composed(*long))) == found.summary["vllm_command"], "the line of searches"
     roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
     assert "--max-model-len" not in roomy.summary["vllm_command"]
     assert not any("refuses to start" in note for note in roomy.summary["notes"])

@@ -25,7 +25,9 @@ def means_of_aiperf(path: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("file", "means"), [("guidellm.json", means_of_guidellm), ("aiperf.jsonl", means_of_aiperf)], ids=str
+    ("file", "means"),
+    [("guidellm.json", means_of_guidellm), ("aiperf.jsonl", means_of_aiperf)],
+    ids=["guidellm", "aiperf"],
 )
 def test_latencies_are_those_that_the_tool_says(file: str, means: Any) -> None:
     run = load_measured(f"{file.partition('.')[0]}:{FILES / file}")

@@ -46,7 +46,7 @@ def test_what_a_random_run_writes_can_be_read_shown_and_compared(seed: int, tmp_
         *SMALL,
         f"arrival={rng.choice(['closed_loop', 'sessions', 'all_at_once', 'poisson', 'gamma'])}",
         f"trace.num_requests={rng.choice([1, 2, 30])}",
-        f"num_blocks={rng.choice([1, 30, 200])}",
+        f"num_blocks={rng.choice([2, 30, 200])}",
         *(["metrics.slo.ttft_ms=1"] if rng.random() < 0.5 else []),
         f"metrics.warmup={rng.choice([0, 0, 1e-3, 0.3, 50])}",
         f"metrics.drain={rng.choice([0, 0, 1e-3, 0.3, 50])}",

@@ -7,7 +7,7 @@ import pytest
 
 from harness import run
 
-SMALL_POOL = ["num_blocks=400", "trace.num_requests=150"]
+SMALL_POOL = ["num_blocks=400", "trace.num_requests=150", "frontend=none"]
 
 
 @pytest.mark.parametrize(

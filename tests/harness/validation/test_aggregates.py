@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments import PLAIN
 from harness import run
 from harness.errors import MeasuredRunError
 from tests.harness.measured.builders import compare, refusal
@@ -22,7 +23,7 @@ LENGTHS = [
 
 def written(path: Path, **changes: Any) -> str:
     """What the client of vLLM would have written of a simulation of constant lengths."""
-    summary = run(*SENT, *LENGTHS, "cost=roofline").summary
+    summary = run(*PLAIN, *SENT, *LENGTHS, "cost=roofline").summary
     names = [f"{statistic}_{metric}_ms" for statistic in ("mean", "median", "p99") for metric in ("ttft", "tpot")]
     names += ["duration", "request_throughput", "output_throughput", "total_token_throughput"]
     document = {name: summary[name] for name in names} | {

@@ -37,8 +37,17 @@ from tests.harness.measured.builders import (
         ["trace=sharegpt_multiturn", "trace.num_requests=40", "arrival=sessions", "arrival.rate=5"],
         ["trace.num_requests=30", "arrival=closed_loop", "arrival.concurrency=6", "engine.max_lookahead_steps=6"],
         ["trace.num_requests=40", "arrival.rate=30", "max_model_len=300"],
+        [*STARVED, "scheduler=vllm"],
     ],
-    ids=["starved", "starved, by step", "prefixes", "sessions", "closed loop, lookahead", "refused and cut short"],
+    ids=[
+        "starved",
+        "starved, by step",
+        "prefixes",
+        "sessions",
+        "closed loop, lookahead",
+        "refused and cut short",
+        "planned ahead",
+    ],
 )
 def test_a_run_with_the_cost_model_itself_has_no_error(overrides: list[str], tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *overrides)

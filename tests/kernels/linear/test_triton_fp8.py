@@ -73,7 +73,9 @@ def test_product_with_quantised_inputs(
     fp8_linear.fp8_gemm(quantized, x_scales, weight, scales, block, out)
     wide = fp8_linear.dequantize_weight(quantized, x_scales, (1, block[1]))
     product = fp8_linear.fp8_linear_reference(wide, weight, scales, block)
-    assert close(out, product, 1e-5 if dtype == torch.float32 else 2.0**-7)
+    # Products of Hopper in float8 keep 13 to 14 bits of their sums (DeepSeek-V3, section 3.3.2).
+    exact = 1e-5 if runtime.INTERPRETED else 2.0**-10
+    assert close(out, product, exact if dtype == torch.float32 else 2.0**-7)
 
 
 def test_every_float8_number_is_decoded_exactly(triton_device: str) -> None:

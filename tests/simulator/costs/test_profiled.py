@@ -121,6 +121,22 @@ def test_the_rest_of_a_step_is_added_by_its_kind() -> None:
         assert loaded.step_ns(step) - plain.step_ns(step) == pytest.approx(rest * 1e3, abs=1)
 
 
+@pytest.mark.parametrize("rest_us", [5.0, 1e5])
+def test_the_rest_passes_while_a_gpu_computes_if_steps_are_planned_ahead(rest_us: float) -> None:
+    steps = pd.DataFrame({"kind": ["decode", "mixed"], "num_tokens": [1, 16], "time_us": [rest_us, rest_us]})
+    captured = profile(token_buckets=(1, 32), padded_steps="decode")
+    values = {name: constant.default for name, constant in constants(SLOW_LINK, 1).items()}
+    for step in (work([], [256] * 17), work([(0, 16, True)], [16])):
+        operators = cost(captured).step_ns(step)
+        ahead, after = (
+            ProfiledCost(with_tables(captured, steps=steps), MODEL, 1, values, is_async=is_async).step_ns(step)
+            for is_async in (True, False)
+        )
+        assert after == pytest.approx(operators + rest_us * 1e3, abs=1)
+        attention = LAYERS * attention_us(0, 0, 17, 256) * 1e3 if not step.chunks else 0.0  # runs after the host's part
+        assert ahead == pytest.approx(operators if rest_us == 5.0 else rest_us * 1e3 + attention, abs=1)
+
+
 def test_copies_are_priced_once_and_not_in_the_steps_that_follow() -> None:
     copies = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
     model = cost(with_tables(profile(), copies=copies))

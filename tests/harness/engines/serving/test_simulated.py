@@ -21,7 +21,7 @@ def test_what_it_records_are_the_times_of_the_simulation(options: tuple[str, ...
     with serving(tmp_path, *SIMULATED, "serve.record=true", *options) as server:
         seen = run("engine=openai", f"engine.endpoint={server.address}", *loop, trace=TRACE).requests
     served = pd.read_parquet(tmp_path / "requests.parquet")
-    simulated = run("engine=sim", "cost=roofline", *loop, *options, trace=TRACE).requests
+    simulated = run("engine=sim", "frontend=none", "cost=roofline", *loop, *options, trace=TRACE).requests
     for column in ("ttft", "tpot", "e2el"):
         assert served[column].to_numpy() == pytest.approx(simulated[column].to_numpy(), abs=2e-9, nan_ok=True), column
     assert (seen["e2el"] > served["e2el"]).all()
@@ -51,7 +51,7 @@ def test_prefixes_hit_samples_differ_and_clients_that_go_are_forgotten(tmp_path:
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("override", ["replicas=2", "pipeline_parallel_size=2", "frontend=vllm"])
+@pytest.mark.parametrize("override", ["replicas=2", "pipeline_parallel_size=2"])
 def test_what_it_cannot_be_is_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task=serve"), serving(tmp_path, *SIMULATED, override):
         pass

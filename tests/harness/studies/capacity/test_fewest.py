@@ -51,6 +51,10 @@ def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
     assert [(each["value"], each["holds"]) for each in row["probes"]] == [(1.0, False), (2.0, True)]
     assert "2 servers of 2 NVIDIA H100 80GB HBM3 behind least_requests hold 120 requests/s" in document["sentence"]
     assert "4 GPUs, $16.0 an hour" in document["sentence"]
+    assert 0 < row["full"] < row["with_one_fewer"]["full"] and row["with_one_fewer"]["overloaded"]
+    assert row["at_twice_the_load"]["full"] > 1.5 * row["full"] and row["at_twice_the_load"]["share"] > 0.5
+    assert "When one fails, the others are overloaded (" in document["sentence"]
+    assert "At twice the load they are overloaded (" in document["sentence"]
     assert "2 such servers behind a router" in document["command"]
     few = find(
         config(*SLO, *lengths, "capacity.over=replicas", "arrival.rate=500", "capacity.max_probes=6"),

@@ -1,0 +1,17 @@
+"""The cases of the speed of simulations."""
+
+import subprocess
+import sys
+
+from tests.harness.builders import ROOT
+
+COMPOSE = """
+from pathlib import Path
+from experiments import composed
+from experiments.simulation_speed import COMMON, cases
+composed(*COMMON, *cases(Path("traces"), Path("lengthened.jsonl"))["mooncake twice, 8 servers"])
+"""
+
+
+def test_a_case_is_a_configuration_in_a_process_of_its_own() -> None:
+    subprocess.run([sys.executable, "-c", COMPOSE], cwd=ROOT, check=True)
