@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from harness.config import RunConfig, parse
-from harness.config.command_lines import vllm_import
+from harness.config.command_lines import importing
 from harness.config.composing.composer import compose
 from harness.config.composing.overrides import check_single, explain_refusal, is_refusal, quoted
 from harness.config.targets import import_targets
@@ -97,7 +97,7 @@ def sweep(
     from harness.studies.comparison.compared import ComparedRuns
 
     lines, table = _with_trace([*overrides, *itertools.starmap(_varied, (over or {}).items())], trace)
-    lines, notes = vllm_import.expand(lines)
+    lines, notes = importing.expand(lines)
     jobs = [(name, _asked("run", combination, table, notes)) for name, combination in _combinations(lines)]
     workers = num_workers([asked.config for _, asked in jobs], workers)
     with ended_on_failure(workers):
@@ -217,7 +217,7 @@ def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list
 
 def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:
     """What overrides ask of `task`; raises ConfigError."""
-    lines, more_notes = vllm_import.expand(overrides)
+    lines, more_notes = importing.expand(overrides)
     with _refused_in_one_line(lines):
         check_single(lines)
         composed = compose(lines)

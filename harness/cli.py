@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from harness import interrupts
-from harness.config.command_lines.vllm_line import KEY
+from harness.config.command_lines import KEYS
 from harness.config.composing import help_text
 from harness.config.composing.conf_tree import CONF
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
@@ -75,7 +75,7 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
             if flags.help:
                 _print_help(flags)
             else:
-                _import_vllm(flags)
+                _import_line(flags)
                 _take_recorded()
                 main()
         return 0
@@ -163,17 +163,16 @@ def _print_help(flags: Namespace) -> None:
     print(text, flush=True)
 
 
-def _import_vllm(flags: Namespace) -> None:
-    """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
-    if not any(text.startswith(f"{KEY}=") for text in sys.argv[1:]):
+def _import_line(flags: Namespace) -> None:
+    """Puts overrides in the place of a command line of another tool; what they leave out goes to stderr."""
+    key = next((key for key in KEYS for text in sys.argv[1:] if text.startswith(f"{key}=")), None)
+    if key is None:
         return
-    vllm_import = importlib.import_module(
-        "harness.config.command_lines.vllm_import"
-    )  # late, as most runs do without it
+    importing = importlib.import_module("harness.config.command_lines.importing")  # late, as most runs do without it
     folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]
-    sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
+    sys.argv[1:], notes = importing.expand(sys.argv[1:], folders)
     for note in notes:
-        print(f"{KEY}: {note}", file=sys.stderr)
+        print(f"{key}: {note}", file=sys.stderr)
 
 
 def _take_recorded() -> None:

@@ -25,12 +25,16 @@ from simulator.models.kv_pool import GIB, KVPool, blocks_in
 from simulator.models.model import Model
 
 EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
+SGLANG = "sglang"  # the account of SGLang, which keeps activations and CUDA graphs out of its share
 _MIB = 1 << 20
 # Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
 _OWN_SEGMENT, _SEGMENT_STEP, _LEAST_SPLIT = 10 * _MIB, 2 * _MIB, _MIB
 _ASSUMED_MULTIPROCESSORS = 128  # of a GPU whose description does not say
 _MXFP4_WIDTH = 256  # vllm/model_executor/layers/quantization/mxfp4.py
 _NVLINK_BANDWIDTH = 150e9  # bytes/s, one direction: links of at least this are NVLink's
+# What SGLang's process holds before it loads weights: a CUDA context (assumed), and NCCL's buffers on NVLink (H200, 8
+# ranks: 137.3 GiB were left, sgl-project/sglang pull request 11716).
+_SGLANG_CONTEXT_BYTES, _SGLANG_NVLINK_BYTES = 512 * _MIB, 2048 * _MIB
 # Of CUDA graphs, fitted to the estimates that vLLM 0.19 logged for 44 servers on H100 (experiments/kv_pool).
 _FIRST_GRAPH_BYTES, _GRAPH_LAYER_BYTES = 112 * _MIB, _MIB // 5
 
@@ -152,6 +156,9 @@ def size_kv_pool(
     What was computed of a cached prefix in layers with a window stays in the pool, beside the rest (`cached_size`). The
     states of `max_num_seqs` sequences are set apart, too.
 
+    With SGLang's account `gpu_memory_utilization` is its `mem_fraction_static`: the share of weights and KV pool in the
+    memory that is free before the weights are loaded.
+
     A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
     than the model's and share their memory. `num_graphs` CUDA graphs are captured, 0 with `--enforce-eager`.
 
@@ -164,8 +171,11 @@ def size_kv_pool(
         activations = early_activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         outside = 0
     else:
-        account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         weights += model.rotary_table_bytes + _unsplit_bytes(model, tensor_parallel_size)
+    if memory_account == SGLANG:
+        activations, outside = 0, round(gpu_memory_utilization * _held_by_sglang(device, tensor_parallel_size))
+    elif memory_account != EARLY:
+        account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         weights += _padding_bytes(model, tensor_parallel_size, both=account.pads_inputs)
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
@@ -187,6 +197,11 @@ def size_kv_pool(
     return replace(
         found, usable_bytes=usable, weight_bytes=weights, activation_bytes=activations, outside_bytes=outside
     )
+
+
+def _held_by_sglang(device: Device, tensor_parallel_size: int) -> int:
+    has_nvlink = tensor_parallel_size > 1 and device.link_bandwidth >= _NVLINK_BANDWIDTH
+    return _SGLANG_CONTEXT_BYTES + (_SGLANG_NVLINK_BYTES if has_nvlink else 0)
 
 
 def fill_kv_pool(

@@ -1,1 +1,3 @@
 """Command lines of other tools, read as a configuration and written from one."""
+
+KEYS = ("import_vllm", "import_sglang")

@@ -3,20 +3,7 @@
 Taken from `vllm/engine/arg_utils.py` and `vllm/entrypoints/common/cli_args.py` of its wheels.
 """
 
-from typing import Literal, NamedTuple
-
-
-class Flag(NamedTuple):
-    """Attributes:
-    values: how many values follow it: none (a switch, which `--no-` turns off), one, or many.
-    effect: "none" changes no latency, "past" neither, in the earlier versions that had it; "times" changes how long
-        steps take, which is not simulated; "refused" changes what is served or scheduled, so that a simulation without
-        it would be of another server.
-    """
-
-    values: Literal["none", "one", "many"]
-    effect: Literal["none", "past", "times", "refused"]
-
+from harness.config.command_lines.tool import Effect, Values, table
 
 SHORT = {
     "-tp": "--tensor-parallel-size",
@@ -46,8 +33,8 @@ SHORT = {
     "--spec-model": "--speculative-config.model",
     "--spec-tokens": "--speculative-config.num_speculative_tokens",
 }
-_NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "times", "refused"]], str] = {
-    ("none", "none"): """
+_NAMES: dict[tuple[Values, Effect], str] = {
+    ("switch", "none"): """
         aggregate-engine-logging allow-credentials allow-deprecated-quantization cudagraph-metrics
         disable-chunked-mm-input disable-fastapi-docs disable-log-stats disable-uvicorn-access-log
         enable-auto-tool-choice enable-flashinfer-autotune enable-force-include-usage enable-layerwise-nvtx-tracing
@@ -84,12 +71,12 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
         allowed-headers allowed-media-domains allowed-methods allowed-origins api-key collect-detailed-traces
         hf-token ignore-patterns middleware served-model-name
         custom-histogram-buckets sleep-preserve-parameter-names""",
-    ("none", "past"): """
+    ("switch", "past"): """
         disable-async-output-proc disable-frontend-multiprocessing disable-log-requests enable-reasoning
         use-v2-block-manager worker-use-ray""",
     ("one", "past"): """
         device guided-decoding-backend max-seq-len-to-capture num-lookahead-slots preemption-mode swap-space""",
-    ("none", "times"): """
+    ("switch", "times"): """
         calculate-kv-scales disable-cascade-attn disable-custom-all-reduce kv-sharing-fast-prefill dcp-q-replicate
         enable-batch-sharded-sampling enable-hc-sp enable-mamba-cache-stochastic-rounding
         enable-mixed-moe-lora-format enable-moe-shared-loras enable-nccl-comm-suspend monokernel numa-bind
@@ -102,7 +89,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
         mamba-ssu-algorithm mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
         mm-encoder-fp8-scale-save-path sparse-indexer-topk-backend""",
     ("many", "times"): "cudagraph-capture-sizes logits-processors numa-bind-cpus numa-bind-nodes",
-    ("none", "refused"): """
+    ("switch", "refused"): """
         data-parallel-external-lb data-parallel-hybrid-lb disable-hybrid-kv-cache-manager
         disable-nccl-for-dp-synchronization disable-sliding-window enable-dbo enable-elastic-ep enable-ep-weight-filter
         enable-eplb enable-lora enable-mm-embeds enable-prompt-embeds
@@ -127,7 +114,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "past", "time
     ("many", "refused"): """
         cpu-offload-params kv-cache-dtype-skip-layers lora-modules lora-target-modules offload-params""",
 }  # fmt: skip
-OTHERS = {f"--{name}": Flag(*kind) for kind, names in _NAMES.items() for name in names.split()}
+OTHERS = table(_NAMES)
 # Values with which a refused flag leaves all as it is.
 NEUTRAL = {
     **dict.fromkeys(("--data-parallel-size-local", "--nnodes"), "1"),
@@ -139,17 +126,4 @@ NEUTRAL = {
     "--performance-mode": "balanced",
     "--runner": "generate",
     "--task": "generate",
-}
-# Checkpoints with the sizes of another one that conf/model has.
-SAME_SIZES = {
-    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
-    "meta-llama/Meta-Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
-    "meta-llama/Meta-Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
-    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
-    "meta-llama/Meta-Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
-    "meta-llama/Llama-3.1-405B-Instruct": "meta-llama/Llama-3.1-405B",
-    "meta-llama/Llama-3.2-1B-Instruct": "meta-llama/Llama-3.2-1B",
-    "meta-llama/Llama-3.2-3B-Instruct": "meta-llama/Llama-3.2-3B",
-    "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
-    "mistralai/Mixtral-8x7B-v0.1": "mistralai/Mixtral-8x7B-Instruct-v0.1",
 }

@@ -9,18 +9,18 @@ version is that of docker's image, if the command runs one; `engine.vllm_version
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from harness.config.command_lines.vllm_line import KEY as KEY
-from harness.config.command_lines.vllm_line import Line, read_line
-from harness.config.command_lines.vllm_models import KnownModels
-from harness.config.command_lines.vllm_overrides import generation_notes, hf_overrides
+from harness.config.command_lines import KEYS
+from harness.config.command_lines.known_models import KnownModels
+from harness.config.command_lines.model_overrides import changed_model, json_object
+from harness.config.command_lines.translation import Translation, refused_as, translation
+from harness.config.command_lines.values import chosen, decimal, formats, number
+from harness.config.command_lines.vllm_line import VllmLine, read_line
 from harness.config.command_lines.vllm_servers import servers
 from harness.config.composing.conf_tree import CONF
-from harness.config.composing.overrides import quoted
 from harness.errors import ConfigError
 from simulator.vllm_versions import vllm_version
 
@@ -29,20 +29,14 @@ _QUANTIZATIONS = {
     "fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4", "mxfp4": "mxfp4",
     "modelopt": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": None,
 }  # fmt: skip
-_DTYPES = {"half": "float16", "float": "float32", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32"}
 _KV_DTYPES = {
     "auto": "auto", "bfloat16": "auto", "float16": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"
 }  # fmt: skip
 _FITTING = ("auto", "-1")  # --max-model-len: what fits into memory
-_MOST_DIGITS = 30
+_UNITS = {unit: 1000 ** (power + 1) for power, unit in enumerate("kmgt")}
+_UNITS |= {unit.upper(): 1024 ** (power + 1) for power, unit in enumerate("kmgt")}
+_GENERATION = "--override-generation-config"
 _DRAFT_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
-
-
-class Translation(NamedTuple):
-    """Overrides of Hydra for a command line of vLLM, and one line for each thing in it that they leave out."""
-
-    overrides: list[str]
-    notes: list[str]
 
 
 def overrides(command: str) -> list[str]:
@@ -54,27 +48,7 @@ def overrides(command: str) -> list[str]:
     return translate(command).overrides
 
 
-def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Translation:
-    """The arguments of run.py with `import_vllm=...` replaced by overrides, which yield to all that is given beside it.
-
-    Args:
-        folders: configuration trees, whose models are known by their names on Hugging Face.
-
-    Raises:
-        ConfigError: as of `overrides`.
-    """
-    commands = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
-    if not commands:
-        return Translation(list(arguments), [])
-    if len(commands) > 1:
-        raise ConfigError(f"{KEY}: given {len(commands)} times; one run has one command line")
-    others = [text for text in arguments if not text.startswith(f"{KEY}=")]
-    given = {text.lstrip("+~").partition("=")[0] for text in others if "=" in text and not text.startswith("-")}
-    imported, notes = translate(commands[0], given, folders)
-    at = next((index for index, text in enumerate(others) if "=" in text and not text.startswith("-")), len(others))
-    return Translation([*others[:at], *imported, *others[at:]], notes)
-
-
+@refused_as(KEYS[0])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
     """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
 
@@ -96,21 +70,24 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     if "--api-server-count" in line.values:
         made["frontend.processes"] = _number("api_server_count", line.values["--api-server-count"])
     made |= _numbers(line.values)
-    made |= _formats(line.values, made)
+    made |= formats(line.values, made, _KV_DTYPES, _QUANTIZATIONS)
     made |= _scheduler(line.values)
     made |= servers(line.values, _number, lambda: known.has_experts(str(made.get("model", "hf"))), notes)
     made |= {key: value for key, value in _server(line).items() if key.partition(".")[0] not in given}
-    if (replaced := line.values.get("--hf-overrides")) and "model" in made:
-        made |= hf_overrides(replaced, made["model"], known.positions(made["model"]))
-    elif replaced:
-        notes.append("--hf-overrides: left out, as model is given beside")
-    if chosen := line.values.get("--override-generation-config"):
-        notes += generation_notes(chosen)
+    made |= changed_model("--hf-overrides", line.values, made, known, notes)
+    if generation := line.values.get(_GENERATION):
+        notes.append(_generation_note(generation))
     if config := line.values.get("--speculative-config"):
         made |= _speculation(config, known, notes)
-    groups = given & {"model", "speculation", "frontend"}
-    kept = {key: v for key, v in made.items() if key not in given and key.partition(".")[0] not in groups}
-    return Translation([f"{key}={quoted(value)}" for key, value in kept.items()], notes)
+    return translation(made, given, notes)
+
+
+def _generation_note(text: str) -> str:
+    """What is said of `--override-generation-config`, which sets how tokens are chosen, and the longest answer."""
+    longest = json_object(_GENERATION, text).get("max_new_tokens")
+    if longest is None:
+        return f"{_GENERATION}: left out"
+    return f"{_GENERATION}: max_new_tokens={longest} cuts answers in vLLM; those of the trace keep their lengths here"
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, Any]:
@@ -135,42 +112,8 @@ def _numbers(values: Mapping[str, str]) -> dict[str, Any]:
 
 def _number(key: str, text: str) -> float:
     """A number as vLLM reads it: 32k is 32,000, 32K is 32,768."""
-    units = {unit: 1000 ** (power + 1) for power, unit in enumerate("kmgt")}
-    units |= {unit: 1024 ** (power + 1) for power, unit in enumerate("KMGT")}
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([kKmMgGtT]?)", text.strip())
-    is_share = key == "gpu_memory_utilization"
-    if match and len(match[1]) <= _MOST_DIGITS:
-        if not is_share and (match[1].isdigit() or match[2] in tuple("kmgt")):
-            return int(float(match[1]) * units.get(match[2], 1))
-        if is_share and not match[2]:
-            return float(match[1])
-    shown = text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
-    raise ConfigError(f"{KEY}: --{key.replace('_', '-')} {shown}: must be a number of at most {_MOST_DIGITS} digits")
-
-
-def _formats(values: Mapping[str, str], made: Mapping[str, Any]) -> dict[str, Any]:
-    formats = {}
-    if (dtype := values.get("--dtype", "auto")) != "auto":
-        formats["model.dtype"] = _chosen("--dtype", dtype, _DTYPES)
-    kv_dtype = _chosen("--kv-cache-dtype", values.get("--kv-cache-dtype", "auto"), _KV_DTYPES)
-    if kv_dtype != "auto":
-        formats["engine.kv_cache_dtype"] = kv_dtype
-    if method := values.get("--quantization"):
-        quantization = _chosen("--quantization", method, _QUANTIZATIONS)
-        own = made.get("quantization") or made.get("model") == "hf"  # the checkpoint says more than the method
-        if quantization is None and not own:
-            raise ConfigError(
-                f"{KEY}: --quantization {method}: the checkpoint says which format this is; give quantization=..."
-            )
-        if not own:
-            formats["quantization"] = quantization
-    return formats
-
-
-def _chosen(flag: str, value: str, choices: Mapping[str, Any]) -> Any:
-    if value not in choices:
-        raise ConfigError(f"{KEY}: {flag} {value}: not simulated; choose one of {', '.join(choices)}")
-    return choices[value]
+    flag = f"--{key.replace('_', '-')}"
+    return decimal(flag, text) if key == "gpu_memory_utilization" else number(flag, text, _UNITS)
 
 
 def _scheduler(values: Mapping[str, str]) -> dict[str, Any]:
@@ -186,12 +129,12 @@ def _scheduler(values: Mapping[str, str]) -> dict[str, Any]:
     if threshold := values.get("--long-prefill-token-threshold"):
         made["scheduler.long_prefill_token_threshold"] = _number("long_prefill_token_threshold", threshold)
     policy = values.get("--scheduling-policy", "fcfs")
-    if _chosen("--scheduling-policy", policy, {"fcfs": False, "priority": True}):
+    if chosen("--scheduling-policy", policy, {"fcfs": False, "priority": True}):
         made |= {"scheduler.queue": "priority", "scheduler.victim": "least_urgent"}
     return made
 
 
-def _server(line: Line) -> dict[str, Any]:
+def _server(line: VllmLine) -> dict[str, Any]:
     """What the version and the kernels decide that a command line tells."""
     made: dict[str, Any] = {}
     if line.version:
@@ -201,7 +144,7 @@ def _server(line: Line) -> dict[str, Any]:
         try:
             of_version = vllm_version(line.version).kernels
         except ValueError as error:
-            raise ConfigError(f"{KEY}: {error}") from None
+            raise ConfigError(f"{error}") from None
         made["cost.profile"] = "+".join(("auto", *of_version, *kernels))
     if size := line.values.get("--max-cudagraph-capture-size"):
         made["engine.max_graph_tokens"] = _number("max_cudagraph_capture_size", size)
@@ -215,9 +158,9 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{KEY}: --speculative-config: no JSON ({error})") from None
+        raise ConfigError(f"--speculative-config: no JSON ({error})") from None
     if not isinstance(config, dict) or not isinstance(config.get("num_speculative_tokens"), int):
-        raise ConfigError(f"{KEY}: --speculative-config: needs num_speculative_tokens, a whole number")
+        raise ConfigError("--speculative-config: needs num_speculative_tokens, a whole number")
     model = config.get("model")
     method = str(config.get("method") or ("ngram" if model in ("ngram", "[ngram]") else "draft_model")).strip("[]")
     keys = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
@@ -236,7 +179,7 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
     if method == "draft_model" and isinstance(model, str):
         return made | {"model@speculation.drafter": known.named(model)["model"]}
     if method not in _DRAFT_HEADS:
-        raise ConfigError(f"{KEY}: --speculative-config: method {method!r} is not simulated")
+        raise ConfigError(f"--speculative-config: method {method!r} is not simulated")
     notes.append(f"--speculative-config: the heads of {method} take no time unless speculation.draft_token_s says so")
     return made | {"speculation.drafter": None}
 

@@ -7,14 +7,11 @@ is the version that the line is for, and is read on the way back.
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from harness.config.command_lines.vllm_import import overrides as overrides
-from harness.config.pools import Pool
+from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
-from harness.config.schema.allocator import PagedAllocator
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import SimEngine
 from simulator.vllm_versions import vllm_version
@@ -40,9 +37,7 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
-    comments = _comments(config)
-    line = shlex.join(map(str, words))
-    return f"{line}  # {'; '.join(comments)}" if comments else line
+    return line_of(words, _comments(config))
 
 
 def _sizes(config: RunConfig, num_blocks: int | None) -> list[object]:
@@ -93,23 +88,7 @@ def _comments(config: RunConfig) -> list[str]:
     comments = [f"vLLM {version}"] if version else []
     if isinstance(speculation, DraftModelSpeculation) and speculation.drafter is None:
         comments.append("eagle3 stands for draft heads of any kind: name yours")
-    if config.replicas > 1:
-        comments.append(f"{config.replicas} such servers behind a router: {config.router.rule}")
-    if missing := _missing(config):
-        comments.append(f"not in vLLM: {', '.join(missing)}")
-    return comments
-
-
-def fleet_command(pools: Sequence[Pool], pool_blocks: Sequence[int | None]) -> str:
-    """The `vllm serve` lines of the pools of a fleet, one for each, with the sizes of their servers' KV pools."""
-    lines = []
-    for (role, config), num_blocks in zip(pools, pool_blocks, strict=True):
-        line = serve_command(config, num_blocks, hands_over=role != "serve")
-        if len(pools) > 1:
-            of = "" if role == "serve" else f", for {role}"
-            line += f"{';' if '  # ' in line else '  #'} {config.device.name}{of}"
-        lines.append(line)
-    return "\n".join(lines)
+    return [*comments, *replicas_comment(config), *_missing(config)]
 
 
 def longest_that_fits(config: RunConfig, num_blocks: int | None) -> int:
@@ -133,27 +112,15 @@ def _drafts(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _missing(config: RunConfig) -> list[str]:
-    """The settings of the server, as key=value, that no flag of vLLM gives it."""
+    """The comment on settings of the server that no flag of vLLM gives it."""
     scheduler, engine = config.scheduler, config.engine
     version = vllm_version(getattr(engine, "vllm_version", None))
-    fixed = _FIXED | {"eviction": version.eviction, "options": version.options}
-    given = {f"scheduler.{key}": getattr(scheduler, key) for key in fixed if getattr(scheduler, key) != fixed[key]}
+    given: dict[str, Any] = {}
     if (scheduler.queue, scheduler.victim) not in _ORDERS:
         given |= {"scheduler.queue": scheduler.queue, "scheduler.victim": scheduler.victim}
-    if config.weight_format not in (config.model.quantization, "fp8"):
-        given["quantization"] = config.weight_format
-    if engine.kv_cache_dtype not in ("auto", "fp8"):
-        given["engine.kv_cache_dtype"] = engine.kv_cache_dtype
     if isinstance(engine, SimEngine) and engine.max_lookahead_steps > 1:
         given["engine.max_lookahead_steps"] = engine.max_lookahead_steps
     if isinstance(engine, SimEngine) and engine.memory_account not in (None, version.memory_account):
         given["engine.memory_account"] = engine.memory_account
-    if not isinstance(config.allocator, PagedAllocator):
-        given["allocator.kind"] = config.allocator.kind
-    if config.tiers.host.gib:
-        given["tiers.host.gib"] = config.tiers.host.gib
-    return [f"{key}={_shown(value)}" for key, value in given.items()]
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    fixed = _FIXED | {"eviction": version.eviction, "options": version.options}
+    return without_flag("vLLM", config, fixed, given)

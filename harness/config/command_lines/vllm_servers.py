@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.config.command_lines.vllm_line import KEY
 from harness.errors import ConfigError
 
 _RANKS, _STAGES, _TRANSFER = "--data-parallel-size", "--pipeline-parallel-size", "--kv-transfer-config"
@@ -40,7 +39,7 @@ def servers(
             notes.append(f"{_RANKS}: ranks do not plan ahead, with scheduler.async_scheduling=false")
     elif shares_out:
         raise ConfigError(
-            f"{KEY}: {_EXPERTS}: not simulated without {_RANKS}, and it changes what is served; leave it out to go on"
+            f"{_EXPERTS}: not simulated without {_RANKS}, and it changes what is served; leave it out to go on"
         )
     if _TRANSFER in values:
         notes.append(_one_side(values[_TRANSFER]))
@@ -54,7 +53,7 @@ def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[st
         return {**made, "replicas": ranks}
     if not shares_out:
         raise ConfigError(
-            f"{KEY}: {_RANKS} {ranks}: ranks that share the experts' matrices are not simulated; add {_EXPERTS}, or "
+            f"{_RANKS} {ranks}: ranks that share the experts' matrices are not simulated; add {_EXPERTS}, or "
             "leave it out to go on"
         )
     return {**made, "data_parallel_size": ranks, "expert_parallel": True, "scheduler.async_scheduling": False}
@@ -65,10 +64,10 @@ def _one_side(text: str) -> str:
     try:
         connector = json.loads(text).get("kv_connector")
     except (ValueError, AttributeError, RecursionError):
-        raise ConfigError(f"{KEY}: {_TRANSFER}: no JSON object") from None
+        raise ConfigError(f"{_TRANSFER}: no JSON object") from None
     if connector != "NixlConnector":
         raise ConfigError(
-            f"{KEY}: {_TRANSFER}: kv_connector {str(connector)[:40]!r} is not simulated, and it changes what is "
+            f"{_TRANSFER}: kv_connector {str(connector)[:40]!r} is not simulated, and it changes what is "
             "served; leave it out to go on"
         )
     return f"{_TRANSFER}: one server that serves whole requests; fleet=disaggregated has both sides"

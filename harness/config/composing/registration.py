@@ -1,4 +1,4 @@
-"""What Hydra knows of this project: the option sets, as `/schema/<name>`, and the defaults of a version of vLLM."""
+"""What Hydra knows of this project: the option sets, as `/schema/<name>`, and the defaults of vLLM and SGLang."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.composing.option_sets import OPEN_KEYS, OPTION_SETS, defaults
 from harness.errors import ConfigError
+from simulator.sglang_defaults import MAX_RUNNING_REQUESTS, mem_fraction_static, sglang_defaults
 from simulator.vllm_versions import VllmVersion, vllm_version
 
 
@@ -18,6 +19,7 @@ def _register() -> None:
     for name in OPEN_KEYS:
         store.store(group="schema", name=f"open_{name}", node={name: _open({})})
     OmegaConf.register_new_resolver("vllm_version", _of_version, replace=True)
+    OmegaConf.register_new_resolver("sglang", _of_sglang, replace=True)
 
 
 def _open(value: Any) -> DictConfig:
@@ -74,6 +76,33 @@ def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:
 def _whole(root: DictConfig, key: str) -> int | None:
     value = OmegaConf.select(root, key)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _of_sglang(name: str, asked: int | bool = 1, *, _root_: DictConfig) -> Any:
+    """A default of SGLang on the configured device: a field of `SglangDefaults`, page_size,
+    max_running_requests, mem_fraction_static, or num_blocks, the pages of so many tokens.
+
+    Args:
+        asked: of page_size and num_blocks, tokens; of mem_fraction_static, whether there are CUDA graphs of prompts.
+    """
+    root, has_mla = _root_, any(each.kind == "latent" for each in _root_.model.get("blocks") or ())
+    memory, ranks = root.device.memory_bytes, root.tensor_parallel_size
+    if name == "num_blocks":
+        return int(asked) // root.block_size
+    if name == "max_running_requests":
+        return min(MAX_RUNNING_REQUESTS, root.max_num_batched_tokens)
+    if name == "mem_fraction_static":
+        graphs = root.engine.get("max_graph_tokens") or 0  # of the simulation only
+        return mem_fraction_static(
+            memory, ranks, chunk_tokens=root.max_num_batched_tokens, graph_sequences=graphs,
+            has_prefill_graphs=bool(asked) and root.scheduler.enable_chunked_prefill, has_mla=has_mla,
+        )  # fmt: skip
+    defaults = sglang_defaults(memory, root.device.name, ranks, has_mla=has_mla)
+    if name == "page_size":
+        return defaults.page_size(int(asked))
+    if name == "cuda_graph_max_bs":
+        return min(defaults.cuda_graph_max_bs, root.max_num_seqs)
+    return getattr(defaults, name)
 
 
 _register()

@@ -1,13 +1,13 @@
-"""The `vllm serve` lines of a configuration whose KV pools follow from its devices."""
+"""The command lines of a configuration's servers, whose KV pools follow from its devices."""
 
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import fleet_command
+from harness.config.command_lines.serving import fleet_command
 from harness.config.pools import pools_of
 from harness.engines.resolving.system import pool_of
 
 
 def serve_line(config: RunConfig) -> str:
-    """The lines, each with a `--max-model-len` that the pool holds.
+    """The lines of vLLM, each with a `--max-model-len` that the pool holds, or of SGLang.
 
     Raises:
         ConfigError: the model does not fit on the device.

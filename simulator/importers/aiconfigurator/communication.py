@@ -40,7 +40,8 @@ def all_reduce(database: Database, ranks: int, most_fused: float) -> tuple[Measu
     Args:
         most_fused: bytes up to which it is fused with a norm.
     """
-    rows = _in_bytes(database.rows("comm", "custom_allreduce_perf", backend="vllm_graph", num_gpus=ranks))
+    in_graphs = f"{database.backend}_graph"
+    rows = _in_bytes(database.rows("comm", "custom_allreduce_perf", backend=in_graphs, num_gpus=ranks))
     if rows.empty:
         raise ProfileError(f"{database.system} has no all-reduce of {ranks} GPUs")
     if most_fused:

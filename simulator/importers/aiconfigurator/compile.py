@@ -4,6 +4,7 @@ The database and the version of vLLM are named by
 
     aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
     aiconfigurator:h100_sxm/vllm/0.24.0      a version
+    aiconfigurator:h200_sxm/sglang/0.5.14    the kernels of SGLang, beside the rules and host times of vLLM
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
     aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`, `deep_gemm`)
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers

@@ -1,4 +1,4 @@
-"""Mutated command lines of vLLM and mutated config.json files: each gives a server, or one line."""
+"""Mutated command lines of vLLM and SGLang, and mutated config.json files: each gives a server, or one line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from harness.config.command_lines.vllm_flags import OTHERS, SHORT
-from harness.config.command_lines.vllm_import import translate
+from harness.config.command_lines import sglang_flags, sglang_import, vllm_flags, vllm_import
 from harness.engines.resolving.system import pool_of
 from harness.errors import TwinServeError
 from tests.fuzzing.values import HOSTILE
@@ -21,6 +21,12 @@ from tests.mutations import mutants
 MAX_SECONDS = 10
 CHECKPOINTS = sorted((Path(__file__).parent / "checkpoints").glob("*.json"))
 # As people write them.
+SGLANG_LINES = (
+    "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --mem-fraction-static 0.85 --disable-cuda-graph",
+    "docker run -e A=1 lmsysorg/sglang:v0.5.9 python3 -m sglang.launch_server --model Qwen/Qwen3-32B-FP8 --tp 2",
+    "sglang serve Qwen/Qwen3-14B --dp 2 --chunked-prefill-size -1 --schedule-policy lpm --page-size 32 # all",
+    'sglang serve Qwen/Qwen3-8B --cuda-graph-config \'{"decode": {"max_bs": 64}}\' --max-total-tokens 64Ki',
+)
 LINES = (
     "vllm serve Qwen/Qwen3-8B --max-model-len 32768 --gpu-memory-utilization 0.85 --enforce-eager",
     "VLLM_USE_V1=1 vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max_num_seqs=64 --no-enable-prefix-caching",
@@ -33,6 +39,7 @@ LINES = (
     "vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ --kv-cache-dtype fp8_e4m3 --kv-cache-memory-bytes 8G --block-size 32",
     "vllm serve Qwen/Qwen3-0.6B --num-gpu-blocks-override 1000 --served-model-name a b --scheduling-policy priority",
 )
+_FLAGS = (*vllm_flags.OTHERS, *vllm_flags.SHORT, *sglang_flags.OTHERS, *sglang_flags.SHORT)
 _ODD = (
     *HOSTILE,
     "''",
@@ -55,10 +62,10 @@ _ODD = (
 
 def mutated_line(rng: random.Random) -> str:
     """A line whose words are dropped, repeated, moved, replaced or broken."""
-    words = rng.choice(LINES).split(" ")
+    words = rng.choice((*LINES, *SGLANG_LINES)).split(" ")
     for _ in range(rng.choice((1, 1, 1, 2))):
         at, other = rng.randrange(len(words)), rng.randrange(len(words))
-        flag, odd = rng.choice((*OTHERS, *SHORT)), rng.choice(_ODD)
+        flag, odd = rng.choice(_FLAGS), rng.choice(_ODD)
         changed = rng.choice(([], [words[at]] * 2, [odd], [words[at], odd], [f"{words[at]}={odd}"], [flag, odd],
                               [words[at][::-1]], [words[other]], [f"{flag}.a.b={odd}"], [words[at][:-1]]))  # fmt: skip
         words[at : at + 1] = changed or ([] if len(words) > 1 else words)
@@ -86,11 +93,13 @@ def lines_that_serve(count: int, *, composed_every: int) -> int:
     num_translated = 0
     for number in range(count):
         line = mutated_line(random.Random(f"line {number}"))
-        if not ends_well(line, lambda line=line: translate(line)):  # type: ignore[misc]
+        translate = (sglang_import if "sglang" in line else vllm_import).translate
+        if not ends_well(line, partial(translate, line)):
             continue
         num_translated += 1
         if num_translated % composed_every == 0:
-            ends_well(line, lambda line=line: pool_of(config(*translate(line).overrides, "device=h200")))  # type: ignore[misc]
+            overrides = translate(line).overrides
+            ends_well(line, lambda given=overrides: pool_of(config(*given, "device=h200")))  # type: ignore[misc]
     return num_translated
 
 

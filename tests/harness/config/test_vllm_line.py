@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.config import ProfiledCost, SimEngine, parse
-from harness.config.command_lines.vllm_import import expand, translate
+from harness.config.command_lines.importing import expand
+from harness.config.command_lines.vllm_import import translate
 from harness.config.command_lines.vllm_serve import overrides
 from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError, TwinServeError

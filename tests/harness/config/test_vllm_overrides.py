@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.command_lines.vllm_import import expand, translate
+from harness.config.command_lines.importing import expand
+from harness.config.command_lines.vllm_import import translate
 from harness.config.command_lines.vllm_serve import overrides
 from harness.config.run import RunConfig
 from tests.harness.builders import config

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from harness import run
 from harness.config.command_lines import vllm_serve
-from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
-from harness.config.command_lines.vllm_import import expand, translate
+from harness.config.command_lines.importing import expand
+from harness.config.command_lines.known_models import SAME_SIZES
+from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS
+from harness.config.command_lines.vllm_import import translate
 from harness.config.command_lines.vllm_line import read_line
 from harness.config.command_lines.vllm_serve import overrides, serve_command
 from harness.config.parse import parse
@@ -193,7 +195,7 @@ def test_what_cannot_be_simulated_is_refused_by_name(command: str, named: str) -
 
 def test_every_other_flag_is_refused_or_noted() -> None:
     for name, flag in OTHERS.items():
-        command = f"{SERVE} {name} {'' if flag.values == 'none' else '2'}"
+        command = f"{SERVE} {name} {'' if flag.values == 'switch' else '2'}"
         if flag.effect == "refused":
             with pytest.raises(ConfigError, match=name):
                 read_line(command)

@@ -13,13 +13,13 @@ from simulator.importers.aiconfigurator.database import Database, find_root
 SIZES = [1024, 2048, 4096]
 
 
-def made_up_database(folder: Path, sm_version: int = 90) -> Database:
+def made_up_database(folder: Path, sm_version: int = 90, backend: str = "vllm") -> Database:
     """Three sizes of an all-reduce and of an all-gather of 2 GPUs, 1, 2 and 3 ms; half of it if fused with a norm."""
     data = folder / "data" / "h100_sxm"
     rows = pd.DataFrame({"num_gpus": 2, "message_size": SIZES, "latency": [1.0, 2.0, 3.0]})
     tables = {
-        "gemm/vllm/0.24.0/gemm_perf": rows,
-        "comm/vllm/0.24.0/custom_allreduce_perf": rows.assign(backend="vllm_graph"),
+        f"gemm/{backend}/0.24.0/gemm_perf": rows,
+        f"comm/{backend}/0.24.0/custom_allreduce_perf": rows.assign(backend=f"{backend}_graph"),
         "comm/trtllm/1.3.0/custom_allreduce_perf": rows.assign(latency=rows["latency"] / 2),
         "comm/nccl/2.29.2/nccl_perf": rows.assign(op_name="all_gather", nccl_dtype="half"),
     }
@@ -28,11 +28,12 @@ def made_up_database(folder: Path, sm_version: int = 90) -> Database:
         path.parent.mkdir(parents=True)
         table.to_parquet(path)
     (folder / "h100_sxm.yaml").write_text(f"gpu: {{sm_version: {sm_version}}}\nnode: {{}}\n")
-    return Database(find_root(folder), "h100_sxm")
+    return Database(find_root(folder), "h100_sxm", backend)
 
 
-def test_message_sizes_are_elements(tmp_path: Path) -> None:
-    database = made_up_database(tmp_path)
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_message_sizes_are_elements(tmp_path: Path, backend: str) -> None:
+    database = made_up_database(tmp_path, backend=backend)
     reduced, dropped = all_reduce(database, 2, 0.0)
     gathered = all_gather(database, 2)
     assert reduced.sizes.tolist() == [2 * size for size in SIZES] and not dropped

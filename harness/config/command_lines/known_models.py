@@ -1,4 +1,4 @@
-"""Which option of the group `model` a command line of vLLM means by the name of a model."""
+"""Which option of the group `model` a command line means by the name of a model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from engine.documents import DocumentError, read_yaml, user_path
-from harness.config.command_lines.vllm_flags import SAME_SIZES
-from harness.config.command_lines.vllm_line import KEY
 from harness.config.schema.reader import nearest
 from harness.errors import ConfigError
 
+# Checkpoints with the sizes of another one that conf/model has.
+SAME_SIZES = {
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Meta-Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Meta-Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
+    "meta-llama/Meta-Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
+    "meta-llama/Llama-3.1-405B-Instruct": "meta-llama/Llama-3.1-405B",
+    "meta-llama/Llama-3.2-1B-Instruct": "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.2-3B-Instruct": "meta-llama/Llama-3.2-3B",
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
+    "mistralai/Mixtral-8x7B-v0.1": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+}
 _CHECKPOINTS = {"-FP8": "fp8_block", "-AWQ": "int4", "-GPTQ-Int4": "int4"}  # of Qwen, by the end of the name
 _ALIKE = 0.5  # of the words of two names of models
 
@@ -32,9 +43,7 @@ class KnownModels:
             ConfigError: no option has this name.
         """
         if name is None:
-            raise ConfigError(
-                f"{KEY}: the command names no model; write vllm serve <model>, or give model=... beside it"
-            )
+            raise ConfigError("the command names no model; add it, or give model=... beside it")
         if os.path.exists(user_path(name)):  # False for names that no file can have
             return {"model": "hf", "model.config": name}
         options = self._options.items()
@@ -46,7 +55,7 @@ class KnownModels:
             if name.startswith("Qwen/") and base != name and (same := SAME_SIZES.get(base, base)) in models:
                 return {"model": models[same], "quantization": quantization}
         raise ConfigError(
-            f"{KEY}: model {name!r} is none of conf/model{_nearest(name, [*models, *SAME_SIZES])}; give the folder of "
+            f"model {name!r} is none of conf/model{_nearest(name, [*models, *SAME_SIZES])}; give the folder of "
             "its config.json in its place, or model=... beside it"
         )
 

@@ -1,4 +1,4 @@
-"""The file that `vllm serve --config <file>` reads: flags as keys of YAML, which those on the command line override."""
+"""The file that `--config` of vLLM or SGLang names: flags as keys of YAML, which those on the command line override."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from engine.documents import DocumentError, read_yaml, user_path
 from harness.errors import ConfigError
 
-KEY = "import_vllm"
 _FLAG = "--config"
 
 
 def with_config_file(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments with those of the file that `--config` names in front of them, as vLLM puts them
-    (`FlexibleArgumentParser.load_config_file`); and a note on the keys that have no effect there.
+    """The arguments with those of the file that `--config` names in front of them, as the tools put them
+    (`FlexibleArgumentParser.load_config_file` of vLLM, `ConfigArgumentMerger` of SGLang); and a note on the keys that
+    have no effect there.
 
     Raises:
         ConfigError: the file cannot be read, or its keys are no flags; or there are several files.
@@ -27,11 +27,11 @@ def with_config_file(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if name != _FLAG:
             rest.append(word)
         elif (path := value if equals else next(unread, "")) == "":
-            raise ConfigError(f"{KEY}: {_FLAG}: expected one argument")
+            raise ConfigError(f"{_FLAG}: expected one argument")
         else:
             files.append(path)
     if len(files) > 1:
-        raise ConfigError(f"{KEY}: {_FLAG}: given {len(files)} times; one server has one file")
+        raise ConfigError(f"{_FLAG}: given {len(files)} times; one server has one file")
     if not files:
         return rest, []
     model, flags, notes = _flags_of(files[0])
@@ -45,9 +45,9 @@ def _flags_of(path: str) -> tuple[list[str], list[str], list[str]]:
     try:
         document = read_yaml(user_path(path))
     except DocumentError as error:
-        raise ConfigError(f"{KEY}: {_FLAG} {path}: {error}") from None
+        raise ConfigError(f"{_FLAG} {path}: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise ConfigError(f"{KEY}: {_FLAG} {path}: must hold flags of vLLM by name")
+        raise ConfigError(f"{_FLAG} {path}: must hold flags by name")
     model = [str(document.pop(name)) for name in ("model", "model_tag") if document.get(name)]
     words: list[str] = []
     off: list[str] = []
@@ -64,5 +64,5 @@ def _flags_of(path: str) -> tuple[list[str], list[str], list[str]]:
                 words += [flag, json.dumps(value)]
             case _:
                 words += [flag, str(value)]
-    notes = [f"{_FLAG} {path}: {', '.join(off)}: has no effect there, as in vLLM"] if off else []
+    notes = [f"{_FLAG} {path}: {', '.join(off)}: has no effect there"] if off else []
     return model[:1], words, notes
