@@ -164,7 +164,7 @@ def grouped_product(
         weight = experts.weight if is_quantized else experts.weight.view(torch.uint8)
         block_k = inner_block(scale_columns, rows.element_size())
     else:
-        weight, block_k = experts, (128 if block_m == 16 else 64) if x.element_size() == 2 else 32
+        weight, block_k = experts, 64 if x.element_size() <= 2 else 32
     block_n = 128 if block_m == 128 else 64
     launch_grouped_gemm(
         (ceil_div(n_size, block_n), routing.tile_experts.shape[0]),
