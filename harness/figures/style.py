@@ -13,7 +13,7 @@ import matplotlib
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Color, Shade
@@ -140,10 +140,16 @@ def log_axis(axes: Axes, which: str, low: float, high: float, num_ticks: int = 7
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     decades = math.log10(high / low)
     subs: Sequence[float] = (1.0, 3.0) if decades < 3 and num_ticks > 4 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=num_ticks))
+    # A few ticks at equal distances where the range has no two of these numbers: LogLocator would take up to nine.
+    has_two = decades >= 1.0 or sum(low <= sub * 10**power <= high for sub in subs for power in _powers(low, high)) > 1
+    axis.set_major_locator(LogLocator(subs=subs, numticks=num_ticks) if has_two else MaxNLocator(4))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
     plain_numbers(axes, which)
+
+
+def _powers(low: float, high: float) -> range:
+    return range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
 
 def plain_numbers(axes: Axes, which: str) -> None:

@@ -18,7 +18,7 @@ from harness.figures.charts.profile import profile_chart
 from harness.figures.drawing import draw
 from harness.figures.labels import parameter_label, parameter_title
 from harness.figures.placement import name_ends, name_points
-from harness.figures.style import fitting, save
+from harness.figures.style import fitting, log_axis, save
 from simulator.profile.profile_folder import load_profile
 from tests.harness.builders import ROOT
 from tests.harness.figures.builders import PNG, RATES, curves_of, summary_of, table_of
@@ -125,3 +125,12 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="no space"):
         save(Figure(), tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("low", [0.0021, 1.7, 16.5, 55_258])
+@pytest.mark.parametrize("times", [1.05, 2.1, 9.0, 40.0, 1e5])
+def test_a_logarithmic_axis_has_a_few_numbers_however_narrow_it_is(low: float, times: float) -> None:
+    axes = Figure().subplots()
+    log_axis(axes, "x", low, low * times)
+    axes.set_xlim(low, low * times)
+    assert 2 <= sum(low <= tick <= low * times for tick in axes.get_xticks()) <= 6
