@@ -54,8 +54,9 @@ def make_scheduler(
     if options.preemption == "auto" and options.recompute_token_us is None:
         raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
     blocks = _make_blocks(
-        options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous, cached_size, num_lanes
-    )
+        options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous, cached_size, num_lanes,
+        make_decodes,
+    )  # fmt: skip
     watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(
         VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
@@ -95,6 +96,7 @@ def _make_blocks(
     contiguous: Contiguous | None,
     cached_size: float,
     num_lanes: int,
+    make_decodes: MakeDecodes,
 ) -> BlockManager:
     num_blocks -= options.reserved_blocks
     if contiguous is not None:
@@ -102,7 +104,9 @@ def _make_blocks(
             raise ValueError(conflict)
         if num_host_blocks:
             raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
-        return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
+        longest = max_model_len or num_blocks * block_size
+        num_drafts = make_decodes(block_size, longest).tokens_per_decode - 1
+        return ContiguousManager(num_blocks, block_size, contiguous, longest, num_drafts)
     if options.eviction == "radix":
         if offload is not None or num_lanes > 1:
             raise ValueError("eviction=radix: goes with neither tiers behind the device nor a pipeline")

@@ -169,14 +169,18 @@ class ContiguousManager(BlockManager):
 
     Args:
         longest: tokens that no sequence can exceed; the pool is a bound too.
+        num_drafts: drafts that a step verifies, beyond the end of a sequence too; a reservation has room for them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, rule: Contiguous, longest: int | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, rule: Contiguous, longest: int | None = None, num_drafts: int = 0
+    ) -> None:
         pool = RangePool(num_blocks, rule.fit)
         super().__init__(num_blocks, block_size, enable_prefix_caching=False, pool=pool)
         self._ranges = pool
         self._rule = rule
         self._longest = min(longest or num_blocks * block_size, num_blocks * block_size)
+        self._num_drafts = num_drafts
         self._num_promised_tokens = 0
 
     @property
@@ -185,7 +189,8 @@ class ContiguousManager(BlockManager):
         return self._ranges.largest
 
     def blocks_needed(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> int:
-        return self.blocks_for(self._rule.num_tokens(sequence, self._longest))
+        drafted = min(self._longest, sequence.end_length - 1 + self._num_drafts)
+        return self.blocks_for(max(self._rule.num_tokens(sequence, self._longest), drafted))
 
     def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> list[Transfer]:
         sequence.block_table = self.take(self.blocks_needed(sequence, match, num_tokens))

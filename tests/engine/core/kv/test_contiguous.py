@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.kv.contiguous import Contiguous, Fit, RangePool
+from engine.core.kv.contiguous import Contiguous, ContiguousManager, Fit, RangePool, Reserve
+from engine.core.kv.prefix_match import NO_MATCH
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
@@ -81,6 +82,16 @@ def test_tokens_that_are_reserved(rule: Contiguous, prompt: int, output: int, to
     sequence = bare_sequence(0, prompt, output)
     sequence.end_length = min(sequence.end_length, 100)  # as `Scheduler.add` has it
     assert rule.num_tokens(sequence, 100) == tokens
+
+
+@pytest.mark.parametrize(
+    ("reserve", "num_drafts", "tokens"),
+    [("exact", 0, 15), ("exact", 3, 17), ("exact", 9, 20), ("pow2", 3, 18), ("pow2", 9, 20), ("max_model_len", 3, 20)],
+)
+def test_a_reservation_has_room_for_drafts_beyond_the_end(reserve: Reserve, num_drafts: int, tokens: int) -> None:
+    """The last step of a sequence that ends at 15 tokens verifies drafts after 14 known ones, but never beyond 20."""
+    manager = ContiguousManager(100, 1, Contiguous(reserve), 20, num_drafts)
+    assert manager.blocks_needed(bare_sequence(0, 10, 5), NO_MATCH, 0) == tokens
 
 
 @pytest.mark.parametrize("policy", ["mixed", "prefill_first", "static", "admission_order"])
