@@ -133,6 +133,7 @@ def test_sample_greedy_takes_the_lowest_of_equals(triton_device: str) -> None:
         (1, 8, 4, torch.float32),
         (5, 4, 2, torch.bfloat16),
         (37, 3, 1, torch.float32),
+        (300, 2, 2, torch.bfloat16),  # in tiles of 128 rows
         *(pytest.param(3, 24, 8, dtype, marks=pytest.mark.slow) for dtype in DTYPES),
     ],
 )

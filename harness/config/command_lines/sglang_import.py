@@ -21,7 +21,7 @@ from harness.config.command_lines.config_file import with_config_file
 from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.model_overrides import changed_model, json_object
 from harness.config.command_lines.sglang_flags import NEUTRAL, OTHERS, SHORT
-from harness.config.command_lines.tool import Tool, Values, read_flags, variable_notes, words_of
+from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, variable_notes, words_of
 from harness.config.command_lines.translation import Translation, refused_as, translation
 from harness.config.command_lines.values import chosen, decimal, formats, number
 from harness.config.composing.conf_tree import CONF
@@ -47,7 +47,7 @@ SGLANG = Tool(
     command=("sglang", "serve"),
     module="sglang.launch_server",
     image=re.compile(r"(?:[\w.:-]+/)*sglang(?::v?(?:(\d+\.\d+(?:\.\d+)?)[-.\w]*|[a-zA-Z][-.\w]*))?(?:@[\w:]+)?"),
-    own={f"--{name}": values for values, names in _OWN.items() for name in names.split()},
+    own=own_flags(_OWN),
     others=OTHERS,
     neutral=NEUTRAL,
     short=SHORT,

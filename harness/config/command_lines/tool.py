@@ -46,6 +46,11 @@ def table(names: Mapping[tuple[Values, Effect], str]) -> dict[str, Flag]:
     return {f"--{name}": Flag(*kind) for kind, each in names.items() for name in each.split()}
 
 
+def own_flags(names: Mapping[Values, str]) -> dict[str, Values]:
+    """The flags that have a key of ours by their names, of which each kind has a list."""
+    return {f"--{name}": values for values, each in names.items() for name in each.split()}
+
+
 @dataclass(frozen=True, eq=False)
 class Tool:
     """A server, and the flags of its command line.

@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from harness.config.command_lines.config_file import with_config_file
-from harness.config.command_lines.tool import Tool, Values, read_flags, variable_notes, words_of
+from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, variable_notes, words_of
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SHORT
 from harness.errors import ConfigError
 
@@ -29,7 +29,7 @@ VLLM = Tool(
     command=("vllm", "serve"),
     module="vllm.entrypoints.openai.api_server",
     image=re.compile(r"(?:[\w.:-]+/)*vllm-openai(?::v?(?:(\d+\.\d+(?:\.\d+)?)[-.\w]*|[a-zA-Z][-.\w]*))?(?:@[\w:]+)?"),
-    own={f"--{name}": values for values, names in _OWN.items() for name in names.split()},
+    own=own_flags(_OWN),
     others=OTHERS,
     neutral=NEUTRAL,
     short={},  # `_normalized` writes the long names
