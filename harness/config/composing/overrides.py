@@ -16,7 +16,7 @@ from harness.config.schema.reader import models_in, nearest
 from harness.errors import ConfigError
 
 _REFUSALS = (HydraException, OmegaConfBaseException)
-_NUMBER = r"[\d.]+"  # text which the grammar reads as one: "0.20" is a version, and not 0.2
+_NUMBER = r"\d+(\.\d*)?"  # of a text that the grammar takes for one: "0.20" is a version, and not 0.2
 _COMPOSING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
 
 
