@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.decodes.step_sums import StepSums
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.sequence import Sequence, SequenceStatus
@@ -130,6 +131,14 @@ def test_ragged_decodes_equal_plain_stepping(data: st.DataObject, block_size: in
     for longest in (1, 100):
         blocks = BlockManager(1000, block_size)
         assert calendar(ragged(those, block_size, num_drafts), those, blocks, longest) == expected
+
+
+def test_sums_reach_beyond_their_room() -> None:
+    """One client after the other: the clock may pass the last step that anybody had a part in."""
+    sums = StepSums(2)
+    sums.add(1020, np.ones((2, 4), np.int64), sign=1)
+    assert sums.at(1022, 4).tolist() == [[1, 1, 0, 0]] * 2
+    assert sums.at(9000, 1).tolist() == [[0]] * 2
 
 
 @given(those=members(num_drafts=0), block_size=st.integers(1, 7))
