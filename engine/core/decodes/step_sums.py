@@ -26,7 +26,7 @@ class StepSums:
         self._sums[:, start : start + parts.shape[1]] += sign * parts
 
     def _column(self, now: int, num_steps: int) -> int:
-        """The column of `now`. If the sums do not reach `num_steps` steps beyond it they grow, without earlier steps."""
+        """The column of `now`; sums that do not reach `num_steps` steps beyond it grow, without earlier steps."""
         if now + num_steps - self._first > self._sums.shape[1]:
             kept = self._sums[:, now - self._first :]
             self._sums = np.zeros((len(kept), 2 * max(num_steps, kept.shape[1])), np.int64)

@@ -50,12 +50,14 @@ class StatefulManager(BlockManager):
             self._drop_state(sequence)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Prove the invariants with states as parts of block tables; arguments and errors as those of `check_blocks`."""
+        """Prove the invariants, states being parts of block tables; arguments and errors as those of `check_blocks`."""
         tables = {sequence: sequence.block_table for sequence in sequences}
         assert self._states.keys() <= tables.keys(), "a state is lost"
         for sequence, table in tables.items():
             state = self._states.get(sequence, [])
-            assert len(state) == (self.state_blocks * (1 + sequence.num_forks) if state else 0) and bool(table) <= bool(state)
+            assert len(state) == (self.state_blocks * (1 + sequence.num_forks) if table or state else 0), (
+                "a wrong state"
+            )
             sequence.block_table = table + state
         super().check_integrity(sequences)
         for sequence, table in tables.items():

@@ -309,3 +309,14 @@ def test_the_line_has_a_length_that_the_pool_holds() -> None:
     roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
     assert "--max-model-len" not in roomy.summary["vllm_command"]
     assert not any("refuses to start" in note for note in roomy.summary["notes"])
+
+
+@pytest.mark.parametrize(("tokens", "said"), [("512", True), ("4096", False), (None, False)])
+def test_a_step_that_cannot_hold_the_longest_prompt_is_named(tokens: str | None, said: bool) -> None:
+    """vLLM 0.27 refused 512 with a length of 4,096."""
+    line = f"{SERVE} --max-model-len 4096 --no-enable-chunked-prefill" + f" --max-num-batched-tokens {tokens}" * bool(
+        tokens
+    )
+    table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [9], "num_output_tokens": [2]})
+    notes = run(f"import_vllm={line}", "arrival=trace", "plots=false", trace=table).summary["notes"]
+    assert any("prompts are not cut" in note and "refuses to start" in note for note in notes) is said

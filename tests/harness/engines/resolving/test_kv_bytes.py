@@ -41,6 +41,8 @@ def test_states_are_blocks_of_the_pool_where_it_is_paged() -> None:
     states = ("model=qwen3.5-27b", "device=h200", "scheduler=vllm")
     paged, apart = pool_of(config(*states)), pool_of(config(*states, "scheduler=sglang", "max_num_seqs=64"))
     assert (paged.state_blocks, paged.window_bytes, apart.state_blocks) == (147, 0, 0)
-    assert paged.num_blocks * paged.block_bytes > 50 << 30 and apart.window_bytes == pytest.approx(64 * 147 << 20, rel=0.01)
+    assert paged.num_blocks * paged.block_bytes > 50 << 30 and apart.window_bytes == pytest.approx(
+        64 * 147 << 20, rel=0.01
+    )
     found = run(*states, "arrival=trace", "plots=false", trace=TABLE)
     assert "; 147 blocks for the state of each sequence" in found.summary["kv_pool"]
