@@ -17,19 +17,20 @@ class StepSums:
 
     def at(self, step: int, num_steps: int) -> NDArray[np.int64]:
         """A copy of the sums of `num_steps` steps from `step` on, int64[num_rows, num_steps]."""
-        start = self._column(step, num_steps)
+        start = step - self._first
         return self._sums[:, start : start + num_steps].copy()
 
     def add(self, now: int, parts: NDArray[np.int64], sign: int) -> None:
         """Add the parts of a sequence, int64[num_rows, steps], to the steps from `now` on, or take them away."""
-        start = self._column(now, parts.shape[1])
-        self._sums[:, start : start + parts.shape[1]] += sign * parts
-
-    def _column(self, now: int, num_steps: int) -> int:
-        """The column of `now`; sums that do not reach `num_steps` steps beyond it grow, without earlier steps."""
+        num_steps = parts.shape[1]
         if now + num_steps - self._first > self._sums.shape[1]:
-            kept = self._sums[:, now - self._first :]
-            self._sums = np.zeros((len(kept), 2 * max(num_steps, kept.shape[1])), np.int64)
-            self._sums[:, : kept.shape[1]] = kept
-            self._first = now
-        return now - self._first
+            self._make_room(now, num_steps)
+        start = now - self._first
+        self._sums[:, start : start + num_steps] += sign * parts
+
+    def _make_room(self, now: int, num_steps: int) -> None:
+        """Let the sums reach `num_steps` steps beyond `now`; steps that have passed are dropped."""
+        kept = self._sums[:, now - self._first :]
+        self._sums = np.zeros((len(kept), 2 * max(num_steps, kept.shape[1])), np.int64)
+        self._sums[:, : kept.shape[1]] = kept
+        self._first = now
