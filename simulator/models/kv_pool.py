@@ -75,10 +75,10 @@ def blocks_in(
     drafter_bytes = block_size * drafter.kv_bytes_per_token(ranks) if drafter else 0
     states = 0 if shares_states else max_num_seqs * model.state_bytes(ranks)
     block_bytes = block_size * model.kv_bytes_per_token(ranks) + drafter_bytes
-    state_blocks = -(-model.state_bytes(ranks) // block_bytes) if shares_states else 0
+    own = model.state_bytes(ranks) if shares_states else 0
     pool = KVPool(
         (free - states) // block_bytes, block_size, block_bytes, window_bytes=states,
-        has_drafter=drafter is not None, state_blocks=state_blocks, formula=kv_formula(model),
+        has_drafter=drafter is not None, state_blocks=-(-own // block_bytes), formula=kv_formula(model),
     )  # fmt: skip
     growing = model.kv_bytes_per_token(ranks, growing_only=True)
     if not 0 < growing < model.kv_bytes_per_token(ranks):
@@ -93,8 +93,9 @@ def blocks_in(
     if num_blocks <= pool.num_blocks:
         return pool
     return replace(
-        pool, num_blocks=num_blocks, block_bytes=block_bytes, window_bytes=apart, cached_size=_pages_of_prefix(model)
-    )
+        pool, num_blocks=num_blocks, block_bytes=block_bytes, window_bytes=apart, cached_size=_pages_of_prefix(model),
+        state_blocks=-(-own // block_bytes),
+    )  # fmt: skip
 
 
 def kv_formula(model: Model) -> str:

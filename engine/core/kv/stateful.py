@@ -49,15 +49,18 @@ class StatefulManager(BlockManager):
         if not num_kept:
             self._drop_state(sequence)
 
+    def note_row(self, sequence: Sequence, row: Sequence) -> None:
+        """A row of padding has taken over the state of `sequence`."""
+        self._states[row] = self._states.pop(sequence)
+
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Prove the invariants, states being parts of block tables; arguments and errors as those of `check_blocks`."""
         tables = {sequence: sequence.block_table for sequence in sequences}
         assert self._states.keys() <= tables.keys(), "a state is lost"
         for sequence, table in tables.items():
             state = self._states.get(sequence, [])
-            assert len(state) == (self.state_blocks * (1 + sequence.num_forks) if table or state else 0), (
-                "a wrong state"
-            )
+            size = self.state_blocks * (1 + sequence.num_forks) if table or state else 0
+            assert len(state) == size, "a state of another size"
             sequence.block_table = table + state
         super().check_integrity(sequences)
         for sequence, table in tables.items():

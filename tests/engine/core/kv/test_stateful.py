@@ -13,7 +13,7 @@ from tests.engine.core.builders import make, run
 
 _OPTIONS = st.fixed_dictionaries(
     {
-        "policy": st.sampled_from(["admission_order", "mixed", "prefill_first"]),
+        "policy": st.sampled_from(["admission_order", "mixed", "prefill_first", "static"]),
         "preemption": st.sampled_from(["recompute", "partial"]),
         "async_scheduling": st.booleans(),
         "allocation": st.sampled_from(["prompt", "chunk"]),
