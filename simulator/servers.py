@@ -54,6 +54,7 @@ def scheduler_of(system: System) -> Scheduler:
         make_decodes=uniform_decodes if system.speculation is None else system.speculation.make_decodes,
         contiguous=system.contiguous,
         cached_size=system.pool.cached_size,
+        state_blocks=system.pool.state_blocks,
         num_host_blocks=system.tiers.num_host_blocks,
         transfer_block_us=system.tiers.transfer_block_us(system.pool),
         offload=system.tiers.offload,

@@ -178,6 +178,7 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
         }
     if method == "draft_model" and isinstance(model, str):
         return made | {"model@speculation.drafter": known.named(model)["model"]}
+    method = "mtp" if method.endswith("_mtp") else method  # names of 0.9 to 0.11, of each model
     if method not in _DRAFT_HEADS:
         raise ConfigError(f"--speculative-config: method {method!r} is not simulated")
     notes.append(f"--speculative-config: the heads of {method} take no time unless speculation.draft_token_s says so")
