@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import simpy
-
 from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
-from simulator.drivers.phases import ENDS, PLANS, Phase
+from simulator.drivers.phases import ENDS, PLANS, Call, Clock
 from simulator.replica import Replica, Run
 
 
 class Shared:
     """Runs a replica in an environment, until nothing is left or it is stopped."""
 
-    def __init__(self, env: simpy.Environment, replica: Replica) -> None:
+    def __init__(self, env: Clock, replica: Replica) -> None:
         self._env = env
         self._replica = replica
         self._plan: StepPlan | None = None  # runs, or was made ahead
@@ -33,10 +31,10 @@ class Shared:
     def _expect(self, phase: int, delay: int, then: Callable[[], None]) -> None:
         """The server's next event; one that was expected before is out of date."""
         self._then = then
-        self._next = Phase(self._env, phase, delay, self._occur)
+        self._next = self._env.call(phase, delay, self._occur)
 
-    def _occur(self, event: simpy.Event) -> None:
-        if event is self._next:
+    def _occur(self, call: Call) -> None:
+        if call is self._next:
             self._then()
 
     def _begin(self) -> None:
@@ -62,12 +60,12 @@ class Shared:
     def _end(self) -> None:
         env, replica, price = self._env, self._replica, self._price
         assert self._plan is not None
-        if longer := replica.lengthen(self._plan, self._start, price):
+        if self._plan.horizon > 1 and (longer := replica.lengthen(self._plan, self._start, price)):
             self._run(longer)
             return
         self._price = 0
         self._plan, _ = replica.finish(self._plan, self._start, price)
-        if self._plan is None and env.peek() == env.now:
+        if self._plan is None and not env.is_done:
             self._expect(PLANS, 0, self._begin)
         else:
             self._begin()
