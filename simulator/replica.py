@@ -228,12 +228,13 @@ class Replica:
         Raises:
             ImplausibleStepError: a time is beyond all reason.
         """
-        if not self.compress or self.is_stopping:
+        passed, end = (1, price) if isinstance(price, int) else (len(price[1]), price[1].item(-1))
+        wait = self.next_event_ns() - start
+        if passed == plan.horizon or not self.compress or self.is_stopping or (wait <= end and not self.plans_several):
             return None
         durations, ends = (np.array([price]),) * 2 if isinstance(price, int) else price
-        passed, wait = len(ends), self.next_event_ns() - start
         limit = max(_GROWTH * passed, self._steps_foreseen(start, durations.item(0)))
-        if wait <= ends.item(-1):
+        if wait <= end:
             limit = self._steps_until_seen(wait, ends)
         limit = min(limit, plan.horizon)
         if limit <= passed:

@@ -27,7 +27,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 from functools import lru_cache
-from itertools import chain, compress, groupby, takewhile
+from itertools import chain, compress, groupby
 
 from engine.core.kv.pool import Evict
 
@@ -56,6 +56,12 @@ class _Segment:
         self.hashes = [*compress(self.hashes[self.offset :], is_left)]
         self.blocks = [*compress(self.blocks, is_left)]
         self.offset = 0
+
+
+@lru_cache(maxsize=1)
+def _ids(num_blocks: int) -> tuple[int, ...]:
+    """The ids of all blocks, the last first: the same objects for all servers, so that caches hold them once."""
+    return tuple(range(num_blocks - 1, -1, -1))
 
 
 @lru_cache(maxsize=1)
@@ -146,15 +152,11 @@ class BlockPool:
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
         find than to take."""
-        if self._cached_size > 1:
+        total, num_uncached = sum(counts), len(self._free)
+        if total <= num_uncached or self._cached_size > 1:
             return [self.take(count) for count in counts]
-        total, free = sum(counts), self._free
         self.num_free -= total
-        num_uncached = min(total, len(free))
-        split = len(free) - num_uncached
-        blocks = free[split:]
-        blocks.reverse()  # in the order in which they go
-        del free[split:]
+        blocks, self._free = self._free[::-1], []  # in the order in which they go
         while (missing := total - len(blocks)) > 0:
             blocks += reversed(self._dequeue(missing))
         parts, end = [], 0
@@ -191,17 +193,14 @@ class BlockPool:
         `hashes` may be longer, and grow, but what it holds must stay as it is.
         """
         num_kept = 0  # leading blocks that others hold
-        if self._shared and not (shared := self._shared.keys()).isdisjoint(table):
-            prefix = [*takewhile(self._shared.__contains__, table)]
-            if shared.isdisjoint(table[len(prefix) :]):  # a common prefix, as nearly always
-                num_kept = len(prefix)
-                self.drop_shared(prefix)
+        if self._shared and (shared := self._shared.keys() & table):
+            self.drop_shared(shared)
+            if shared.issuperset(table[: len(shared)]):  # a common prefix, as nearly always
+                num_kept = len(shared)
             else:
-                common = shared & table
-                self.drop_shared(common)
                 hashed = zip(table[:num_hashed], hashes, strict=False)
-                hashes = [each for block, each in hashed if block not in common]
-                table = [block for block in table if block not in common]
+                hashes = [each for block, each in hashed if block not in shared]
+                table = [block for block in table if block not in shared]
                 num_hashed = len(hashes)
         self.num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
