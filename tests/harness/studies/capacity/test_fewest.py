@@ -36,7 +36,7 @@ def test_the_fewest_are_found_wherever_the_search_starts(needed: int, start: int
     found = find_fewest(run, (start,), CapacityConfig(max_probes=40), ROOM)
     assert min(each.load for each in found.probes if each.holds(ROOM)) == needed
     assert needed == 1 or needed - 1 in asked
-    assert len(asked) <= 26 and min(asked) >= 1
+    assert len(asked) <= 30 and min(asked) >= 1
 
 
 def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
