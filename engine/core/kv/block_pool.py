@@ -64,12 +64,6 @@ def _ids(num_blocks: int) -> tuple[int, ...]:
     return tuple(range(num_blocks - 1, -1, -1))
 
 
-@lru_cache(maxsize=1)
-def _ids(num_blocks: int) -> tuple[int, ...]:
-    """The ids of all blocks, the last first: the same objects for all servers, so that caches hold them once."""
-    return tuple(range(num_blocks - 1, -1, -1))
-
-
 class BlockPool:
     """`num_blocks` blocks.
 
