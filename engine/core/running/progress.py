@@ -51,6 +51,11 @@ class Progress:
                 if sequence in running.padding:
                     drop(running, sequence)
                 else:
+                    if running.lag and running.decodes.tokens_per_decode > 1 and sequence.has_content:
+                        # All but its last token, which is not known, and the one before it, which was not computed.
+                        num_known = sequence.num_tokens - 2
+                        if sequence.token_ids is None or len(sequence.token_ids) >= num_known:
+                            self._blocks.register(sequence, num_known)
                     self._end(flight, sequence, stopped)
         if plan.prefills:
             self._advance_prefills(flight, stopped)
