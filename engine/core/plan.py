@@ -88,9 +88,10 @@ class StepPlan(NamedTuple):
         num_kv_tokens: slots of these blocks that hold a token's KV when the first step has run.
         num_reserved_slots: slots of these blocks that are kept for tokens to come: as `SlotCounts` has it.
         num_external_slots: slots of free blocks that are of no use: as `SlotCounts` has it.
-        num_padding_seqs: how many of `decodes` are padding (`engine.core.running.padding`).
-        num_padding_tokens: tokens of the first step that nobody needs: of padding, and of prompts that are padded to
-            the longest of the step, as `work` has them and `prefills` has not.
+        num_padding_seqs: how many of `decodes` are padding (`engine.core.running.padding`), or have ended with an
+            accepted draft of the step under way.
+        num_padding_tokens: tokens of the first step that nobody needs: of these, and of prompts that are padded to the
+            longest of the step, as `work` has them and `prefills` has not.
     """
 
     lane: int

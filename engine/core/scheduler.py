@@ -167,6 +167,8 @@ class Scheduler:
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
         if running.flights:
             self._advance(lane)
+        elif running.paused:  # what they waited for has come
+            running.resume()
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
@@ -175,7 +177,7 @@ class Scheduler:
         self._policy.compose(planner, draft)
         while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
             self._unreported.preempted += draft.preempted
-            self._unreported.paused += draft.paused
+            self._unreported.paused += running.paused
             if running.paused:
                 running.resume()
             if not draft.preempted or running.flights:
@@ -183,6 +185,7 @@ class Scheduler:
                 return None
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
+        draft.paused += running.paused
         if self._unreported.preempted or self._unreported.paused:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused

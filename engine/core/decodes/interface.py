@@ -25,6 +25,9 @@ class Decodes(Protocol):
         sequences: all of them, in the order they joined.
         fresh: those that joined since the last decode step.
         findable: those that may yet fill blocks which others can find.
+        late: those that got their last token with the last step, which was not foreseen: where steps are planned ahead,
+            they take part in the next one, until the commit.
+        resting: those that must sit out the next step: the drafts under way may bring all tokens that there can be.
         tokens_per_decode: tokens that each computes in a step: 1, and one more per speculative draft.
         drafts: what became of the drafts of the steps that passed last; None without speculation.
     """
@@ -34,6 +37,8 @@ class Decodes(Protocol):
 
     fresh: dict[Sequence, None]
     findable: dict[Sequence, None]
+    late: abc.Collection[Sequence]
+    resting: abc.Collection[Sequence]
     tokens_per_decode: int
     drafts: Drafts | None
 

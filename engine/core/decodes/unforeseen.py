@@ -32,6 +32,8 @@ class UnforeseenDecodes:
         self.findable: dict[Sequence, None] = {}
         self.tokens_per_decode = 1 + num_drafts
         self.drafts: Drafts | None = None
+        self.late: abc.Collection[Sequence] = ()
+        self.resting: abc.Collection[Sequence] = ()
         self._block_size = block_size
         self._longest = longest
         self._num_drafts = num_drafts

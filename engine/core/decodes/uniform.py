@@ -32,6 +32,8 @@ class UniformDecodes:
     def __init__(self, block_size: int) -> None:
         self.tokens_per_decode = 1
         self.drafts: Drafts | None = None
+        self.late: abc.Collection[Sequence] = ()
+        self.resting: abc.Collection[Sequence] = ()
         self.clock = DecodeClock()
         self.sequences: dict[Sequence, tuple[int, int]] = {}  # with boundary phase and final clock value
         self.fresh: dict[Sequence, None] = {}

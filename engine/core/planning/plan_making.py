@@ -36,7 +36,7 @@ class PlanMaker:
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
         chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
-        horizon = 1
+        horizon, late = 1, decodes.late if num_decodes else ()
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
             if is_alone and not (prefills or draft.transfers or draft.paused):
@@ -61,7 +61,7 @@ class PlanMaker:
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
             num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
-            num_external, 0, 0,
+            num_external, len(late), sum([1 + decodes.num_drafts_of(sequence) for sequence in late]),
         )  # fmt: skip
         plan = make_step_plan(fields)
         return self._padded(running, plan) if self._pads else plan

@@ -48,5 +48,4 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
             served[sequence] = num_tokens, num_blocks
             budget -= num_tokens
             num_reserved += num_blocks
-    draft.paused += running.paused
     return {s: tokens for s, (tokens, _) in served.items() if s in running.prefilling}, budget

@@ -45,7 +45,7 @@ class Progress:
                 for ahead in range(1, plan.num_steps):
                     running.register_filled(ahead, stopped)
             ended = running.decodes.advance(plan.num_steps, drafts)
-            flight.drafts = running.decodes.drafts
+            flight.drafts, flight.late = running.decodes.drafts, [*running.decodes.late]
             for sequence in stopped:
                 if sequence in running.decodes.sequences:
                     running.decodes.remove(sequence)
@@ -54,11 +54,19 @@ class Progress:
                 if sequence in running.padding:
                     drop(running, sequence)
                 else:
+                    if running.lag and running.decodes.tokens_per_decode > 1 and sequence.has_content:
+                        # All but its last token, which is not known, and the one before it, which was not computed.
+                        num_known = sequence.num_tokens - 2
+                        if sequence.token_ids is None or len(sequence.token_ids) >= num_known:
+                            self._blocks.register(sequence, num_known)
                     self._end(flight, sequence, stopped)
         if plan.prefills:
             self._advance_prefills(flight, stopped)
         if running.paused:
             running.resume()
+        for sequence in [*running.decodes.resting]:
+            running.pause(sequence)
+            flight.victims = [*flight.victims, sequence]
         if running.returning:
             for sequence in running.returning:
                 if sequence in running.parked:
@@ -89,9 +97,10 @@ class Progress:
         running = self._running
         if not flight.is_advanced:
             self.advance(flight, stopped, drafts)
-        elif stopped:
-            for sequence in stopped:
-                self._stop_late(flight, sequence, stopped[sequence])
+            stopped = NOBODY
+        if flight.late or stopped:
+            for sequence, num_discarded in {**dict.fromkeys(flight.late, 0), **stopped}.items():
+                self._stop_late(flight, sequence, num_discarded)
         resumed_gaps: list[int] = []
         for sequence in flight.started:
             if sequence.request.first_token_time is None:
@@ -113,8 +122,9 @@ class Progress:
                 self._radix.checkpoint(sequence, sequence.num_tokens - 1)
             if sequence in running.ending:
                 del running.ending[sequence]
-                # What drafts of the last step brought cannot be found, and each step has registered what came before.
-                if sequence.has_content and running.decodes.tokens_per_decode == 1:
+                # What drafts of the last step brought cannot be found unless steps are planned ahead, and each step has
+                # registered what came before.
+                if sequence.has_content and (running.lag or running.decodes.tokens_per_decode == 1):
                     self._blocks.register(sequence, sequence.num_tokens - 1)
                 if self._pads_to is None:
                     running.release(sequence)
