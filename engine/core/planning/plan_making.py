@@ -51,7 +51,7 @@ class PlanMaker:
         if has_others or self._reserves or self._pads:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
         else:  # all that goes on takes part, so that all blocks which are shared are full
-            num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
+            num_tokens, num_reserved = work.num_context_tokens - len(late) - num_saved * self._block_size, 0
             for sequence, start, num_chunk_tokens, is_last in prefills:
                 end = start + num_chunk_tokens
                 num_tokens += end

@@ -141,18 +141,21 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
             assert sequence.num_registered_blocks == num_full, "what a decode has computed cannot be found"
 
 
-def check_found_ahead(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
+def check_found_ahead(
+    workload: Workload, scheduler: Scheduler, plan: StepPlan, under_way: Mapping[Sequence, int]
+) -> None:
     """Where steps are planned ahead, all full blocks of known tokens that decodes have computed can be found when they
-    are planned: only who gets a token of the step under way has one that is not known."""
+    are planned: only those that the step under way brings, so many of each, are not known."""
     running, options = scheduler._planners[plan.lane].running, workload.options
     if not options.enable_prefix_caching or options.eviction == "radix":
         return
-    if not plan.num_decodes or workload.num_drafts is not None:
+    if not plan.num_decodes:
         return
     before = running.flights[0] if len(running.flights) > 1 else None
     for sequence in running.decodes.findable:
         waits = before is not None and (sequence not in running.decodes.fresh or sequence in before.started)
-        num_full = (sequence.num_tokens - waits) // workload.block_size
+        num_unknown = under_way.get(sequence, workload.tokens_per_decode) if waits else 0
+        num_full = (sequence.num_tokens - num_unknown) // workload.block_size
         if sequence.token_ids is None:
             num_full = min(num_full, len(sequence.block_hashes or ()))
         assert sequence.num_registered_blocks >= num_full, "what is known of a decode cannot be found"
