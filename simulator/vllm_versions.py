@@ -8,6 +8,10 @@
     free blocks               those without a hash are taken first since 0.23
     priorities                who gives way itself no longer ends the step for those after it since 0.33
     thresholds                --long-prefill-token-threshold leaves alone who is alone since 0.31
+    admissions with drafts    one that has one token to compute is padded to a decode with drafts since 0.25, beside
+                              decodes only; near the longest sequence it waits until 0.28; beside no decodes, too, since
+                              0.31, if a part of its prompt is cached
+    tokens of drafts          can be found when their step has run since 0.33, not only when the next one is planned
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
@@ -50,11 +54,18 @@ class VllmVersion(NamedTuple):
     tokens_of_160_gib: int = 8192
     cuts_alone: bool = True
     ends_with_giving_way: bool = True
+    pads_admissions: str = "never"
+    finds_verified: bool = False
 
     @property
-    def options(self) -> dict[str, bool]:
+    def options(self) -> dict[str, bool | str]:
         """Of the policy admission_order."""
-        return {"cuts_alone": self.cuts_alone, "ends_with_giving_way": self.ends_with_giving_way}
+        return {
+            "cuts_alone": self.cuts_alone,
+            "ends_with_giving_way": self.ends_with_giving_way,
+            "pads_admissions": self.pads_admissions,
+            "finds_verified": self.finds_verified,
+        }
 
     def batch_defaults(self, memory_bytes: int, device: str) -> tuple[int, int]:
         """`--max-num-seqs` and `--max-num-batched-tokens` of a server that is given neither, by the device's memory and
@@ -75,9 +86,11 @@ _VERSIONS = (
     VllmVersion((0, 20), True, "vllm", ("cutlass_fp4",), 0.92),
     VllmVersion((0, 22), True, "vllm", (), 0.92),
     VllmVersion((0, 23), True, "vllm", (), 0.92, "unhashed_first"),
-    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384),
-    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False),
-    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False),
+    VllmVersion((0, 25), True, "vllm", (), 0.92, "unhashed_first", pads_admissions="or_waits"),
+    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384, pads_admissions="or_waits"),
+    VllmVersion((0, 29), True, "vllm", (), 0.92, "unhashed_first", 16384, pads_admissions="with_decodes"),
+    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False, pads_admissions="always"),
+    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)

@@ -32,12 +32,14 @@ class Flight:
         late: those whose end was not foreseen: they decode on until it is committed.
         victims: decoding sequences that got a token with it and were preempted before it was committed.
         drafts: what became of the drafts.
+        padded: those that it admitted with padding, as if drafts of them were under way.
     """
 
-    __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts")
+    __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded")
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, padded: abc.Collection[Sequence] = ()) -> None:
         self.plan = plan
+        self.padded = padded
         self.is_advanced = False
         self.started: abc.Sequence[Sequence] = ()
         self.ended: list[Sequence] = []

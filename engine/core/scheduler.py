@@ -75,10 +75,15 @@ class Scheduler:
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             limits.check(decodes.tokens_per_decode, pads=policy.pads)
             bounds = limits.of_lane(lane, num_lanes, pads=policy.pads)
-            self._planners.append(StepPlanner(blocks, self.waiting, running, bounds, policy.preemption, policy.admit))
+            self._planners.append(
+                StepPlanner(
+                    blocks, self.waiting, running, bounds, policy.preemption, policy.admit, self.max_model_len
+                )
+            )
         self._lanes = [planner.running for planner in self._planners]
         pads_to = self.max_model_len if policy.pads else None
-        self._progress = [Progress(lane, blocks, self.waiting, pads_to) for lane in self._lanes]
+        finds = policy.finds_verified
+        self._progress = [Progress(lane, blocks, self.waiting, pads_to, finds_verified=finds) for lane in self._lanes]
         self._maker = PlanMaker(
             [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
         )
@@ -193,7 +198,7 @@ class Scheduler:
         if self.blocks.moves:
             draft.transfers[:0] = self.blocks.pop_moves()
         plan = self._maker.make(lane, draft)
-        running.flights.append(Flight(plan))
+        running.flights.append(Flight(plan, draft.padded))
         return plan
 
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:

@@ -128,7 +128,8 @@ class OurEngine:
         self._over: set[int] = set()  # requests that were aborted or met a stop
         self._finished: set[int] = set()
         self._in_flight: _Flight | None = None
-        self._most: dict[Sequence, int] = {}  # what decodes may know before their next step
+        self._most: dict[Sequence, int] = {}  # with steps planned ahead, what decodes may know before their next step
+        self._padding: dict[Sequence, int] = {}  # of their last chunk
         self._scheduler: Scheduler = make_scheduler(
             scheduler_options,
             num_blocks=options.num_blocks,
@@ -181,8 +182,6 @@ class OurEngine:
 
     def _start(self, plan: StepPlan, most: int) -> _Flight:
         """Decide how many steps a plan runs, and append them."""
-        for sequence in plan.fresh_decodes:
-            self._most.pop(sequence, None)
         decodes, num_steps = list(plan.decodes), 1
         if self._horizons:
             num_steps = min(most, plan.horizon, *map(self._steps_until_stop, decodes))
@@ -259,8 +258,9 @@ class OurEngine:
         """The decode step `ahead` of a plan, or its only step; it must not have been counted yet."""
         places = {sequence.request_id: course[ahead] for sequence, course in courses.items()}
         computed = {request_id: (place.most - 1, 1 + place.num_drafts) for request_id, place in places.items()}
-        for chunk in plan.prefills:
-            computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
+        for chunk, work in zip(plan.prefills, plan.work.chunks, strict=True):
+            computed[chunk.sequence.request_id] = (chunk.start, work.num_tokens)
+            self._padding[chunk.sequence] = work.num_tokens - chunk.num_tokens
         if ahead:
             return Step(computed, [], set())
         admitted = [sequence.request_id for sequence in plan.admitted]
@@ -277,14 +277,14 @@ class OurEngine:
         return UnforeseenDecodes(block_size, longest, num_drafts)
 
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
-        self._most.pop(sequence, None)
+        self._most[sequence] = sequence.num_tokens + self._padding.pop(sequence, 0)
         lengths = [place.length for place in self._course(sequence, sequence.end_length - sequence.num_tokens)]
         return np.array(lengths) - lengths[0]
 
     def _course(self, sequence: Sequence, num_steps: int) -> Course:
         options, request = self._case.options, self._case.requests[sequence.request_id]
         length, course = sequence.num_tokens, list[Place]()
-        most = self._most.get(sequence, length)
+        most = self._most[sequence] if options.async_scheduling else length
         for _ in range(num_steps + 1):
             num_drafts = max(0, min(options.num_speculative_tokens, options.max_model_len - 1 - most))
             course.append(Place(length, most, num_drafts))

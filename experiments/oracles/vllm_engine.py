@@ -95,7 +95,9 @@ class VllmEngine:
     def _account(self, output: Any, step: Step) -> None:
         names = list(output.num_scheduled_tokens)
         drafted = output.scheduled_spec_decode_tokens
-        tokens = [self._sampled(name, *step.computed[int(name)], len(drafted.get(name, ()))) for name in names]
+        admitted = {*map(str, step.admitted)}  # what stands for drafts of them is never accepted
+        num_drafts = {name: len(drafted.get(name, ())) for name in names if name not in admitted}
+        tokens = [self._sampled(name, *step.computed[int(name)], num_drafts.get(name, 0)) for name in names]
         before = self._scheduler.requests.keys() & set(names)
         self._scheduler.update_from_output(
             output,

@@ -42,7 +42,9 @@ class Decodes(Protocol):
     tokens_per_decode: int
     drafts: Drafts | None
 
-    def join(self, sequence: Sequence) -> None: ...
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
+        """Let it decode from the next step on; with `is_padded` its last step was one of a decode with drafts, none of
+        which is accepted."""
 
     def remove(self, sequence: Sequence) -> None: ...
 

@@ -108,8 +108,11 @@ class RaggedDecodes:
         self._event_steps: list[int] = []  # heap of the keys of _events
         self._sums = StepSums(4)
 
-    def join(self, sequence: Sequence) -> None:
-        lengths, drafted = self._course(sequence)
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
+        first = sequence.num_tokens + (is_padded and self._plans_ahead) * self._num_drafts
+        lengths, drafted = self._course(sequence, first)
+        if not len(drafted):  # it is paused before it decodes
+            self.resting[sequence], drafted = None, np.zeros(1, np.int64)
         position = _Position(self.clock, lengths - lengths[0])
         parts = np.empty((4, len(drafted)), np.int64)
         contexts = parts[_CONTEXTS] = lengths[: len(drafted)]
@@ -124,7 +127,7 @@ class RaggedDecodes:
         if can_be_found(sequence):
             self.findable[sequence] = None
             fills = self._plan_fills(contexts, sequence.num_registered_blocks)
-        most = np.append(contexts[0], contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
+        most = np.append(first, contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
         growth = self._plan_growth(sequence, most + drafted)
         entry = self._entries[sequence] = _Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
@@ -233,11 +236,12 @@ class RaggedDecodes:
             self.remove(sequence)
         return finished
 
-    def _course(self, sequence: Sequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens that a sequence knows before each step and after the last one in which it gains some, and the drafts
-        that each step verifies: in one more step if it is late."""
-        first, end, num_drafts = sequence.num_tokens, sequence.end_length, self._num_drafts
-        lengths = np.minimum(first + self._trajectory(sequence), end)
+    def _course(self, sequence: Sequence, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens that a sequence, which may know `first` of them when its first step is planned, knows before each step
+        and after the last one in which it gains some, and the drafts that each step verifies: in one more step if it is
+        late."""
+        end, num_drafts = sequence.end_length, self._num_drafts
+        lengths = np.minimum(sequence.num_tokens + self._trajectory(sequence), end)
         num_steps = int(lengths.searchsorted(end))
         assert num_steps < len(lengths), "the trajectory ends before the sequence does"
         lengths = lengths[: num_steps + 1]

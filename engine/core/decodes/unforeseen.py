@@ -44,7 +44,7 @@ class UnforeseenDecodes:
         self._num_context_tokens = 0
         self._num_squared_context_tokens = 0
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
         clock = self._clocks[sequence] = DecodeClock()
         sequence.start_decoding(clock)
         self.sequences[sequence] = None

@@ -45,7 +45,7 @@ class UniformDecodes:
         self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
         self._finish_steps: list[int] = []  # heap of the keys of _finish
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
         offset = self.clock.step - length

@@ -105,7 +105,8 @@ class Admission:
     def bind(self, limits: Limits) -> None:
         """Go by other `limits` of chunks from now on."""
         self.limits = limits
-        self.look = Needs(self.blocks, limits).look
+        self.needs = Needs(self.blocks, limits)
+        self.look = self.needs.look
 
     @property
     def free_seats(self) -> int:

@@ -35,6 +35,13 @@ class PlanMaker:
         # Those that are ending are counted too.
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
         chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
+        num_padding = 0
+        if draft.padded:
+            num_drafts = decodes.tokens_per_decode - 1
+            for i, chunk in enumerate(prefills):
+                if chunk.sequence in draft.padded:
+                    chunks[i] = chunks[i]._replace(num_tokens=1 + num_drafts)
+            num_padding = len(draft.padded) * num_drafts
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
         horizon, late = 1, decodes.late if num_decodes else ()
         if num_decodes:
@@ -61,7 +68,7 @@ class PlanMaker:
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
             num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
-            num_external, len(late), sum([1 + decodes.num_drafts_of(sequence) for sequence in late]),
+            num_external, len(late), num_padding + sum([1 + decodes.num_drafts_of(sequence) for sequence in late]),
         )  # fmt: skip
         plan = make_step_plan(fields)
         return self._padded(running, plan) if self._pads else plan

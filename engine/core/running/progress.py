@@ -25,13 +25,23 @@ class Progress:
 
     Args:
         pads_to: most tokens of the padding that takes the place of who has ended; None for no padding.
+        finds_verified: as `Policy` has it.
     """
 
-    def __init__(self, running: RunningSet, blocks: BlockManager, waiting: WaitingQueue, pads_to: int | None) -> None:
+    def __init__(
+        self,
+        running: RunningSet,
+        blocks: BlockManager,
+        waiting: WaitingQueue,
+        pads_to: int | None,
+        *,
+        finds_verified: bool = False,
+    ) -> None:
         self._running = running
         self._blocks = blocks
         self._waiting = waiting
         self._pads_to = pads_to
+        self._finds_verified = finds_verified and not running.lag and running.decodes.tokens_per_decode > 1
         self._radix = blocks if isinstance(blocks, RadixManager) else None
 
     def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
@@ -117,6 +127,8 @@ class Progress:
             ended = [*dict.fromkeys([*ended, *flight.started])]
         if len(ended) > 1:
             ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
+        if self._finds_verified:
+            self._register_verified(ended)
         for sequence in ended:
             if self._radix is not None and sequence in running.decodes.sequences:
                 self._radix.checkpoint(sequence, sequence.num_tokens - 1)
@@ -134,6 +146,14 @@ class Progress:
             end_batch(running)
         return resumed_gaps
 
+    def _register_verified(self, ended: list[Sequence]) -> None:
+        """Register all but the last token of those who got tokens, in order of admission: of equal blocks the first one
+        is found."""
+        known = [(sequence, num_tokens - 1) for sequence, num_tokens in self._running.decodes.filling(0)]
+        known += [(sequence, sequence.num_tokens - 1) for sequence in ended if sequence.has_content]
+        for sequence, num_tokens in sorted(known, key=lambda each: each[0].admission):
+            self._blocks.register(sequence, num_tokens)
+
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
         """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
         running = self._running
@@ -142,7 +162,7 @@ class Progress:
         for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
-                running.decodes.join(each)
+                running.decodes.join(each, is_padded=sequence in flight.padded)
             else:
                 self._end(flight, each, stopped)
         return started
