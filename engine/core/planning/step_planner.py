@@ -154,6 +154,14 @@ class StepPlanner(GivingWay):
         if sequence.has_content:
             self._blocks.register(sequence, end)
 
+    def set_aside(self, num_blocks: int) -> list[int]:
+        """Take blocks for one that is served, before the next victim frees its own; `put_back` before they are used."""
+        return self._blocks.take(num_blocks) if num_blocks else []
+
+    def put_back(self, aside: list[int]) -> None:
+        if aside:
+            self._blocks.pool.put_back(aside)
+
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
         return sequence in self.running.forked and self._blocks.must_copy(sequence)
