@@ -65,7 +65,8 @@ class Decodes(Protocol):
         """Drafts that the next step verifies of `sequence`."""
 
     def num_found(self, sequence: Sequence) -> int:
-        """Tokens of `sequence` that were known when the last step was planned: it registered the blocks they fill."""
+        """Tokens of `sequence`, which may have ended with the last step, that were known when that was planned: it
+        registered the blocks they fill."""
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         """The sequences that need blocks for the next step, and how many each."""

@@ -104,6 +104,7 @@ class RaggedDecodes:
         self._growth: dict[int, dict[Sequence, int]] = {}  # clock value -> blocks that each sequence needs then
         self._grown = -1  # clock value up to which these blocks were taken
         self._fills: dict[int, dict[Sequence, None]] = {}  # clock value -> findable sequences that fill a block then
+        self._found: dict[Sequence, int] = {}  # of those that ended with the last step
         self._events: dict[int, dict[Sequence, None]] = {}
         self._event_steps: list[int] = []  # heap of the keys of _events
         self._sums = StepSums(4)
@@ -183,7 +184,7 @@ class RaggedDecodes:
         return int(entry.parts[_DRAFTED, self.clock.step - entry.position.joined])
 
     def num_found(self, sequence: Sequence) -> int:
-        return self._length(sequence, -1)
+        return self._length(sequence, -1) if sequence in self._entries else self._found[sequence]
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return self._due(0)
@@ -232,6 +233,7 @@ class RaggedDecodes:
                 self.resting[sequence] = None
             else:
                 finished.append(sequence)
+        self._found = {sequence: self._length(sequence, -1) for sequence in finished}
         for sequence in finished:
             self.remove(sequence)
         return finished

@@ -56,6 +56,8 @@ class Progress:
                     running.register_filled(ahead, stopped)
             ended = running.decodes.advance(plan.num_steps, drafts)
             flight.drafts, flight.late = running.decodes.drafts, [*running.decodes.late]
+            for sequence in ended if running.lag else ():
+                self._register_known(sequence)
             for sequence in stopped:
                 if sequence in running.decodes.sequences:
                     running.decodes.remove(sequence)
@@ -64,17 +66,13 @@ class Progress:
                 if sequence in running.padding:
                     drop(running, sequence)
                 else:
-                    if running.lag and running.decodes.tokens_per_decode > 1 and sequence.has_content:
-                        # All but its last token, which is not known, and the one before it, which was not computed.
-                        num_known = sequence.num_tokens - 2
-                        if sequence.token_ids is None or len(sequence.token_ids) >= num_known:
-                            self._blocks.register(sequence, num_known)
                     self._end(flight, sequence, stopped)
         if plan.prefills:
             self._advance_prefills(flight, stopped)
         if running.paused:
             running.resume()
         for sequence in [*running.decodes.resting]:
+            self._register_known(sequence)
             running.pause(sequence)
             flight.victims = [*flight.victims, sequence]
         if running.returning:
@@ -87,9 +85,18 @@ class Progress:
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, and the padding of its batch if nobody else is left of that."""
+        if self._running.lag and sequence in self._running.decodes.sequences:
+            self._register_known(sequence)
         self._running.abort(sequence)
         if self._running.padding:
             end_batch(self._running)
+
+    def _register_known(self, sequence: Sequence) -> None:
+        """Where steps are planned ahead, register what is computed of the tokens that a decode had before the step under
+        way, and leaves the decodes with it."""
+        decodes = self._running.decodes
+        if decodes.tokens_per_decode > 1 and sequence.has_content:  # without drafts the planning has registered it
+            self._blocks.register(sequence, decodes.num_found(sequence) - 1)
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue
