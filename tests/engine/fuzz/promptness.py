@@ -229,6 +229,10 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     if blocks.offload is not None and blocks.offload.must_wait(match):
         return budget > 0 and blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks
     may_cut = options.enable_chunked_prefill and (options.policy not in APART or not sizes)
+    padding = workload.padding(plan, scheduler.max_model_len, head, match.num_cached_tokens)
+    if padding != 0:
+        needed = blocks.blocks_needed(head, match, head.num_tokens + (padding or 0)) + reserve
+        return padding is not None and padding < budget and needed <= blocks.num_free_blocks
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False

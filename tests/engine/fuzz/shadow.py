@@ -191,7 +191,8 @@ class ShadowExecutor:
         assert plan.horizon == 1 or not plan.prefills
         assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
         assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
-        most = workload.options.long_prefill_token_threshold
+        is_cut = workload.options.options.get("cuts_alone", True) or len(self.scheduler.unfinished) > 1
+        most = workload.options.long_prefill_token_threshold if is_cut else 0
         assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
         check_slots(self.scheduler, plan)
         contexts = [sequence.num_tokens for sequence in decoding]
@@ -207,7 +208,12 @@ class ShadowExecutor:
         """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape; of
         `num_late` decodes all tokens are under way already."""
         sizes = [chunk.num_tokens for chunk in plan.prefills]
-        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes
+        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes.copy()
+        for i, chunk in enumerate(plan.prefills):
+            if chunk.sequence in plan.admitted:
+                padding = self.workload.padding(plan, self.scheduler.max_model_len, chunk.sequence, chunk.start)
+                assert padding is not None, "it must wait"
+                padded[i] += padding
         expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
         assert [tuple(chunk) for chunk in plan.work.chunks] == expected
         assert sum(padded) <= self.workload.max_num_batched_tokens, "padding exceeds the tokens of a step"

@@ -43,13 +43,14 @@ class ShadowStore:
         self.coming: dict[int, Transfer] = {}  # by the block of a parked sequence that it writes
         self.prefixes: dict[Sequence, list[int]] = {}
         self.most: dict[Sequence, int] = {}  # tokens that decodes may know when their next step is planned
+        self.padded: dict[int, dict[Sequence, int]] = {}  # by lane, the padding of those whose prompts ended last
 
     def courses(self, plan: StepPlan) -> dict[Sequence, Course]:
         """How the decodes of a plan go on in it."""
         for sequence in plan.fresh_decodes:
-            self.most.pop(sequence, None)
+            self.most[sequence] = sequence.num_tokens + self.padded.get(plan.lane, {}).get(sequence, 0)
         return {
-            s: self.workload.course(s, self.longest, plan.num_steps, self.most.get(s, s.num_tokens))
+            s: self.workload.course(s, self.longest, plan.num_steps, self.most[s])
             for s in plan.decodes
             if s.status is not SequenceStatus.PADDING
         }
@@ -72,6 +73,9 @@ class ShadowStore:
                 self._write_padding(row, plan.num_steps, before)
         courses = self.courses(plan)
         self.most |= {sequence: course[-1].most for sequence, course in courses.items()}
+        chunks = zip(plan.prefills, plan.work.chunks, strict=True)
+        is_ahead = self.workload.plans_ahead and not self.workload.pads
+        self.padded[plan.lane] = {c.sequence: is_ahead * (work.num_tokens - c.num_tokens) for c, work in chunks}
         spans += [(s, course[0].length - 1, course[-1].length - 1) for s, course in courses.items()]
         for sequence, start, end in spans:
             self._write(sequence, start, end, before, courses.get(sequence, ()))

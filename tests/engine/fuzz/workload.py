@@ -146,6 +146,20 @@ class Workload:
         """Drafts that a step verifies of a sequence that may know `length` tokens, and have `longest`."""
         return max(0, min(self.tokens_per_decode - 1, longest - 1 - length))
 
+    def padding(self, plan: StepPlan | None, longest: int, sequence: Sequence, start: int) -> int | None:
+        """Tokens that an admission, which has the token at `start` to compute beside a plan, is padded by; None: it
+        waits."""
+        rule = self.options.options.get("pads_admissions", "never")
+        if rule == "never" or not self.num_drafts or sequence.num_forks or start + 1 < sequence.num_tokens:
+            return 0
+        goes_on = plan is not None and any(chunk.sequence not in plan.admitted for chunk in plan.prefills)
+        has_decodes = plan is not None and plan.num_decodes > 0
+        if goes_on or not (has_decodes or rule == "always" and start):
+            return 0
+        if start + 1 + self.num_drafts + (rule != "or_waits") <= longest:
+            return self.num_drafts
+        return None if rule == "or_waits" else 0
+
     def num_decode_tokens(self, plan: StepPlan, longest: int) -> int:
         """Tokens that the decodes of a plan which was not planned ahead compute in its first step."""
         if self.num_drafts is None:
