@@ -1,6 +1,7 @@
 """What the version of vLLM decides of a simulation: one row for each version from which on something is different.
 
-    asynchronous scheduling   by default since 0.14 (pull request 23569)
+    asynchronous scheduling   by default since 0.14 (pull request 23569); with drafts of heads, of a draft model since
+                              0.27 (inferred: 0.26 has it when asked), never of prompt lookup on the CPU
     memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the
                               CUDA graphs is set apart since 0.20 (pull request 30515; logs of 0.20.0 say so)
     share of the memory       --gpu-memory-utilization is 0.92 by default since 0.20, to make up for it
@@ -56,6 +57,7 @@ class VllmVersion(NamedTuple):
     ends_with_giving_way: bool = True
     pads_admissions: str = "never"
     finds_verified: bool = False
+    draft_models_ahead: bool = False
 
     @property
     def options(self) -> dict[str, bool | str]:
@@ -87,10 +89,11 @@ _VERSIONS = (
     VllmVersion((0, 22), True, "vllm", (), 0.92),
     VllmVersion((0, 23), True, "vllm", (), 0.92, "unhashed_first"),
     VllmVersion((0, 25), True, "vllm", (), 0.92, "unhashed_first", pads_admissions="or_waits"),
-    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384, pads_admissions="or_waits"),
-    VllmVersion((0, 29), True, "vllm", (), 0.92, "unhashed_first", 16384, pads_admissions="with_decodes"),
-    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False, pads_admissions="always"),
-    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True),
+    VllmVersion((0, 27), True, "vllm", (), 0.92, "unhashed_first", 8192, True, True, "or_waits", False, True),
+    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384, True, True, "or_waits", False, True),
+    VllmVersion((0, 29), True, "vllm", (), 0.92, "unhashed_first", 16384, True, True, "with_decodes", False, True),
+    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False, True, "always", False, True),
+    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True, True),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)

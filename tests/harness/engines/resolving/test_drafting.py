@@ -88,7 +88,7 @@ def test_a_drafter_takes_time_and_memory() -> None:
     [
         (("max_num_batched_tokens=300", "max_num_seqs=256"), r"max_num_batched_tokens=300: must be >= 4 \* .*=256, .*"),
         (
-            ("engine=cpu", "scheduler=vllm"),
+            ("engine=cpu", "scheduler.async_scheduling=true"),
             "scheduler.async_scheduling=true: must be false with speculation=ngram and engine=cpu, .*",
         ),
         (("engine.max_lookahead_steps=2",), "engine.max_lookahead_steps=2: must be 1 with speculation=ngram.*"),
