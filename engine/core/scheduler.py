@@ -183,7 +183,7 @@ class Scheduler:
         while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
             self._unreported.preempted += draft.preempted
             self._unreported.paused += running.paused
-            if running.paused:
+            if running.paused and not running.flights:  # some of them may end with what is under way
                 running.resume()
             if not draft.preempted or running.flights:
                 self.wait_until = draft.wait_until

@@ -63,7 +63,8 @@ def check_tables(
                 num_held = sequence.num_tokens
             # Room for drafts that were not accepted is kept: of the last step, and where that was planned ahead, of the
             # one before it.
-            num_spare = (1 + lane.lag) * (lane.decodes.tokens_per_decode - 1) * (sequence in lane.decodes.sequences)
+            is_decoding = sequence in lane.decodes.sequences or sequence in lane.paused
+            num_spare = (1 + lane.lag) * (lane.decodes.tokens_per_decode - 1) * is_decoding
             if not lane.flights and sequence not in lane.parked:
                 most = blocks.blocks_for(num_held + num_spare)
                 assert blocks.blocks_for(num_held) <= len(sequence.block_table) <= most

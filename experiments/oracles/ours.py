@@ -284,12 +284,13 @@ class OurEngine:
     def _course(self, sequence: Sequence, num_steps: int) -> Course:
         options, request = self._case.options, self._case.requests[sequence.request_id]
         length, course = sequence.num_tokens, list[Place]()
-        most = self._most[sequence] if options.async_scheduling else length
+        is_ahead = options.async_scheduling and options.num_speculative_tokens > 0
+        most = self._most[sequence] if is_ahead else length
         for _ in range(num_steps + 1):
             num_drafts = max(0, min(options.num_speculative_tokens, options.max_model_len - 1 - most))
             course.append(Place(length, most, num_drafts))
             gained = min(sequence.end_length, length + self._case.num_gained(request, length, num_drafts))
-            most = length + 1 + num_drafts if options.async_scheduling else gained
+            most = length + 1 + num_drafts if is_ahead else gained
             length = gained
         return course
 
