@@ -129,7 +129,8 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
 
 def check_findable(workload: Workload, scheduler: Scheduler) -> None:
     """All full blocks that decodes have computed are known by their content, as far as that is known."""
-    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or workload.num_drafts is not None:
+    finds = workload.num_drafts is None or workload.options.options.get("finds_verified", False)
+    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or not finds:
         return
     if workload.options.eviction == "radix":  # what is generated is cached at its end
         return

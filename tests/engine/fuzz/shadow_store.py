@@ -73,9 +73,11 @@ class ShadowStore:
                 self._write_padding(row, plan.num_steps, before)
         courses = self.courses(plan)
         self.most |= {sequence: course[-1].most for sequence, course in courses.items()}
-        chunks = zip(plan.prefills, plan.work.chunks, strict=True)
-        is_ahead = self.workload.plans_ahead and not self.workload.pads
-        self.padded[plan.lane] = {c.sequence: is_ahead * (work.num_tokens - c.num_tokens) for c, work in chunks}
+        if not self.workload.pads:
+            chunks = [(c, work.num_tokens) for c, work in zip(plan.prefills, plan.work.chunks, strict=True)]
+            tables = [(c.start + count, c.sequence.block_table) for c, count in chunks]
+            assert all(end <= len(table) * self.workload.block_size for end, table in tables), "padding has no room"
+            self.padded[plan.lane] = {c.sequence: self.workload.plans_ahead * (n - c.num_tokens) for c, n in chunks}
         spans += [(s, course[0].length - 1, course[-1].length - 1) for s, course in courses.items()]
         for sequence, start, end in spans:
             self._write(sequence, start, end, before, courses.get(sequence, ()))
