@@ -76,9 +76,7 @@ class Scheduler:
             limits.check(decodes.tokens_per_decode, pads=policy.pads)
             bounds = limits.of_lane(lane, num_lanes, pads=policy.pads)
             self._planners.append(
-                StepPlanner(
-                    blocks, self.waiting, running, bounds, policy.preemption, policy.admit, self.max_model_len
-                )
+                StepPlanner(blocks, self.waiting, running, bounds, policy.preemption, policy.admit, self.max_model_len)
             )
         self._lanes = [planner.running for planner in self._planners]
         pads_to = self.max_model_len if policy.pads else None

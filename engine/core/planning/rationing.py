@@ -10,8 +10,9 @@ from engine.core.sequence import Sequence
 def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[Sequence, int], int]:
     """Hand out blocks and tokens one sequence after the other, and preempt for each that lacks blocks.
 
-    A victim may have been served already: it gives back its share. If a sequence must give way itself, all after it sit
-    this step out if it `ends` with that. Who is served takes its blocks before the next victim frees its own. Returns the tokens of each cut prompt and what is left of the budget.
+    Who is served takes its blocks before the next victim frees its own. A victim may have been served already: it gives
+    back its share. If a sequence must give way itself, all after it sit this step out if it `ends` with that. Returns
+    the tokens of each cut prompt and what is left of the budget.
     """
     running, budget = planner.running, planner.max_num_batched_tokens
     due = running.decodes.blocks_due()

@@ -16,7 +16,6 @@ from engine.core.planning.step_planner import StepPlanner
 from engine.core.running.preemption import Preemption
 from engine.core.sequence import Sequence
 
-
 PADDINGS = ("never", "or_waits", "with_decodes", "always")
 
 

@@ -92,8 +92,8 @@ class Progress:
             end_batch(self._running)
 
     def _register_known(self, sequence: Sequence) -> None:
-        """Where steps are planned ahead, register what is computed of the tokens that a decode had before the step under
-        way, and leaves the decodes with it."""
+        """Where steps are planned ahead, register what is computed of the tokens that a sequence had before the step
+        under way, with which it leaves the decodes."""
         decodes = self._running.decodes
         if decodes.tokens_per_decode > 1 and sequence.has_content:  # without drafts the planning has registered it
             self._blocks.register(sequence, decodes.num_found(sequence) - 1)

@@ -172,7 +172,9 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
     notes.append(f"--speculative-config: drafts are accepted at a rate that only a measurement tells; {_RATES}")
     if method in ("ngram", "ngram_gpu"):
         low, high = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
-        return made | ({} if method == "ngram" else {"scheduler.async_scheduling": True}) | {
+        if method == "ngram_gpu":
+            made["scheduler.async_scheduling"] = True
+        return made | {
             "speculation": "ngram",
             "speculation.prompt_lookup_min": low or high or 5,
             "speculation.prompt_lookup_max": high or low or 5,
@@ -182,8 +184,9 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
     if method not in _DRAFT_HEADS:
         raise ConfigError(f"--speculative-config: method {method!r} is not simulated")
     notes.append(f"--speculative-config: the heads of {method} take no time unless speculation.draft_token_s says so")
-    ahead = {"scheduler.async_scheduling": False} if method in _NEVER_AHEAD else {}
-    return made | {"speculation.drafter": None, **ahead}
+    if method in _NEVER_AHEAD:
+        made["scheduler.async_scheduling"] = False
+    return made | {"speculation.drafter": None}
 
 
 _RATES = "set speculation.acceptance_rate or speculation.acceptance_rates"

@@ -122,9 +122,7 @@ class ShadowExecutor:
 
     # -- a plan ---------------------------------------------------------------------------------------------------
 
-    def _schedule(
-        self, step: int, lane: int, tokens: abc.Sequence[Token] = ()
-    ) -> tuple[StepPlan, int, Holders] | None:
+    def _schedule(self, step: int, lane: int, tokens: abc.Sequence[Token] = ()) -> tuple[StepPlan, int, Holders] | None:
         """Plan, while a plan is under way that yields `tokens`, and check whom the plan admits; returns also the time
         and who held which block before."""
         holders: Holders = {}

@@ -105,9 +105,7 @@ class ShadowStore:
             self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
         return self.prefixes[sequence]
 
-    def _write(
-        self, sequence: Sequence, start: int, end: int, before: Holders, course: abc.Sequence[Place]
-    ) -> None:
+    def _write(self, sequence: Sequence, start: int, end: int, before: Holders, course: abc.Sequence[Place]) -> None:
         prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
         last = end
         for place in course[:-1]:
