@@ -9,6 +9,7 @@ from typing import Any, get_args
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.planning.policy import BasePolicy
 from engine.core.policies import POLICIES
+from engine.core.policies.admission_order import PADDINGS
 from engine.core.running.preemption import VICTIM_RULES
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from tests.engine.fuzz.workload import Case, Workload
@@ -23,6 +24,12 @@ ALTERNATIVES: dict[str, Any] = {
     "max_padding": 4,
 }
 POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "admission_order": {
+        "cuts_alone": [True, False],
+        "ends_with_giving_way": [True, False],
+        "pads_admissions": list(PADDINGS),
+        "finds_verified": [True, False],
+    },
     "static": {"max_queue_delay_s": [0.0, 5e-9], "padded": [True, True, False]},
     "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
     "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
@@ -256,7 +263,29 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
     if is_radix:
         return for_radix(workload)
     workload = with_memory_scheme(workload, random.Random(f"memory {seed}"))
+    workload = with_drafts_ahead(workload, random.Random(f"drafts {seed}"))
     return for_supply(workload) if makes_supply else workload
+
+
+def with_drafts_ahead(workload: Workload, rng: random.Random) -> Workload:
+    """Of those that plan ahead a share, with drafts, and now and then sequences as long as they can be."""
+    options = workload.options
+    if not options.async_scheduling or options.policy == "static" or workload.num_drafts or rng.random() < 0.6:
+        return workload
+    if options.policy == "admission_order" and not options.options:
+        names = POLICY_OPTIONS["admission_order"]
+        options = replace(options, options={name: rng.choice(values) for name, values in names.items()})
+    num_drafts = rng.choice([1, 3, 5])
+    # Who is padded gets no drafts at the limit that only the scheduler knows of.
+    pads = options.options.get("pads_admissions", "never") != "never"
+    lengths = [None] if pads else [None, *[len(case.tokens) + 1 for case in workload.cases]]
+    return replace(
+        workload,
+        options=options,
+        num_drafts=num_drafts,
+        max_num_batched_tokens=workload.max_num_batched_tokens + num_drafts * workload.max_num_seqs,
+        max_model_len=rng.choice(lengths) if workload.contiguous is None else workload.max_model_len,
+    )
 
 
 def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:

@@ -129,7 +129,8 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
 
 def check_findable(workload: Workload, scheduler: Scheduler) -> None:
     """All full blocks that decodes have computed are known by their content, as far as that is known."""
-    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or workload.num_drafts is not None:
+    finds = workload.num_drafts is None or workload.options.options.get("finds_verified", False)
+    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or not finds:
         return
     if workload.options.eviction == "radix":  # what is generated is cached at its end
         return
@@ -141,18 +142,21 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
             assert sequence.num_registered_blocks == num_full, "what a decode has computed cannot be found"
 
 
-def check_found_ahead(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
+def check_found_ahead(
+    workload: Workload, scheduler: Scheduler, plan: StepPlan, under_way: Mapping[Sequence, int]
+) -> None:
     """Where steps are planned ahead, all full blocks of known tokens that decodes have computed can be found when they
-    are planned: only who gets a token of the step under way has one that is not known."""
+    are planned: only those that the step under way brings, so many of each, are not known."""
     running, options = scheduler._planners[plan.lane].running, workload.options
     if not options.enable_prefix_caching or options.eviction == "radix":
         return
-    if not plan.num_decodes or workload.num_drafts is not None:
+    if not plan.num_decodes:
         return
     before = running.flights[0] if len(running.flights) > 1 else None
     for sequence in running.decodes.findable:
         waits = before is not None and (sequence not in running.decodes.fresh or sequence in before.started)
-        num_full = (sequence.num_tokens - waits) // workload.block_size
+        num_unknown = under_way.get(sequence, workload.tokens_per_decode) if waits else 0
+        num_full = (sequence.num_tokens - num_unknown) // workload.block_size
         if sequence.token_ids is None:
             num_full = min(num_full, len(sequence.block_hashes or ()))
         assert sequence.num_registered_blocks >= num_full, "what is known of a decode cannot be found"
@@ -226,6 +230,10 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     if blocks.offload is not None and blocks.offload.must_wait(match):
         return budget > 0 and blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks
     may_cut = options.enable_chunked_prefill and (options.policy not in APART or not sizes)
+    padding = workload.padding(plan, scheduler.max_model_len, head, match.num_cached_tokens)
+    if padding != 0:
+        needed = blocks.blocks_needed(head, match, head.num_tokens + (padding or 0)) + reserve
+        return padding is not None and padding < budget and needed <= blocks.num_free_blocks
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False
