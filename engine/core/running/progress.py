@@ -92,6 +92,7 @@ class Progress:
         elif stopped:
             for sequence in stopped:
                 self._stop_late(flight, sequence, stopped[sequence])
+        self._waiting.coming.difference_update(flight.started, flight.victims)
         resumed_gaps: list[int] = []
         for sequence in flight.started:
             if sequence.request.first_token_time is None:

@@ -30,7 +30,7 @@ class Shares:
         queue = self._queue
         expected = {tenant: self._service(tenant) for tenant in queue.served}
         others = [tenant for tenant in queue.heaps if tenant not in queue._newcomers] or [queue._last]
-        for tenant in queue._newcomers:
+        for tenant in (each for each in queue._newcomers if each in queue.heaps):
             least = min(expected.get(other, 0) for other in others)
             self._lifts[tenant] = self._lifts.get(tenant, 0) + max(0, least - expected[tenant])
             expected[tenant] = max(expected[tenant], least)

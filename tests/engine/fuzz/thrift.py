@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.core.kv.tier import DEVICE, HOST
-from engine.core.plan import StepPlan
+from engine.core.plan import StepDraft, StepPlan
+from engine.core.planning.step_planner import StepPlanner
 from engine.core.scheduler import Scheduler
 from tests.engine.fuzz.workload import Workload
+
+Compose = Callable[[StepPlanner, StepDraft], None]
+
+
+def watched(compose: Compose) -> Compose:
+    """A policy's `compose` that proves what it makes of a step."""
+
+    def checked(planner: StepPlanner, draft: StepDraft) -> None:
+        compose(planner, draft)
+        assert not (draft.is_starved and draft.admitted), "somebody enters a step in which others had to give way"
+
+    return checked
 
 
 class Thrift:

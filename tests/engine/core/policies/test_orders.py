@@ -11,7 +11,7 @@ import pytest
 
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
-from tests.engine.core.builders import bare_sequence, ids, make, receivers, run, step
+from tests.engine.core.builders import bare_sequence, chunks, ids, make, receivers, run, step
 from tests.selection import few
 
 NS = 1e-9  # a step takes as long in these tests
@@ -160,6 +160,36 @@ def test_nobody_gives_way_for_a_request_that_would_not_fit_all_the_same() -> Non
     scheduler.add(Request(2, 30, 2, priority=1))
     plan = step(scheduler)
     assert not plan.preempted and plan.num_decodes == 2
+
+
+def test_who_makes_way_does_not_come_back_before_its_token_that_is_under_way() -> None:
+    """The urgent ones share two blocks, so that they take four of the six that each would need alone."""
+    scheduler = make("priority", num_blocks=7, async_scheduling=True)
+    scheduler.add(Request(0, 5, 9, token_ids=[1] * 5, priority=5))
+    first, second = scheduler.schedule(0), scheduler.schedule(0)
+    assert first is not None and second is not None
+    scheduler.commit(first, 1)
+    for i in (1, 2):
+        scheduler.add(Request(i, 9, 2, token_ids=[2] * 9))
+    third = scheduler.schedule(1)
+    assert third is not None and (ids(third.preempted), ids(third.admitted)) == ([0], [1, 2])
+    scheduler.commit(second, 2)
+    fourth = scheduler.schedule(2)
+    assert fourth is not None and ids(fourth.admitted) == [0]
+
+
+def test_no_more_give_way_than_the_first_chunk_needs() -> None:
+    """Beside two decodes it has two tokens of the four that a step has; request 1 holds four blocks."""
+    scheduler = make("priority", num_blocks=16, block_size=1, max_num_batched_tokens=4, max_num_seqs=4,
+                     allocation="chunk", admission="first_chunk")  # fmt: skip
+    for i, num_prompt_tokens in enumerate([10, 2]):
+        scheduler.add(Request(i, num_prompt_tokens, 6, priority=1))
+    for now in range(5):
+        step(scheduler, now)
+    assert scheduler.blocks.num_free_blocks == 0
+    scheduler.add(Request(2, 10, 2))
+    plan = step(scheduler, 5)
+    assert ids(plan.preempted) == [1] and chunks(plan) == [(2, 0, 3)]
 
 
 def test_steps_run_on_while_the_head_outranks_nobody() -> None:
