@@ -64,7 +64,12 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
-    if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, scheduler, plan, now):
+    if (
+        head is not None
+        and not may_wait
+        and not had_early_release(scheduler)
+        and not is_delayed(workload, scheduler, plan, now)
+    ):
         assert not could_enter(workload, scheduler, plan, head), "the head of the queue waits though it fits"
         if plan is not None and workload.options.policy == "priority":
             check_rank(workload, scheduler, plan, head)

@@ -1,4 +1,4 @@
-"""That a plan wastes nothing: who gives up blocks does so in order, nothing is copied twice, and no token is left over."""
+"""That a plan wastes nothing: blocks are given up in order, nothing is copied twice, and no token is left over."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Thrift:
         held = [(place, s, count) for s, (place, count) in self._holders.items() if s not in moved]
         gave_up = [place for place, sequence, count in held if len(sequence.block_table) < count]
         kept = [place for place, sequence, _ in held if sequence.block_table]
-        assert not gave_up or not kept or max(kept) <= min(gave_up), "an earlier one gives up what it keeps before a later one"
+        assert not gave_up or not kept or max(kept) <= min(gave_up), (
+            "an earlier one gives up blocks before a later one"
+        )
 
     def _check_stores(self, plan: StepPlan) -> None:
         """What goes to the host is lost on the device."""
@@ -61,7 +63,7 @@ class Thrift:
                 assert not still or offload.index.is_pending(still[0]), "what the device still has goes to the host"
 
     def _check_tokens(self, workload: Workload, plan: StepPlan) -> None:
-        """In the order of admission nobody who runs sits a step out while it has tokens left, unless somebody gave way."""
+        """Nobody sits a step of `policy=admission_order` out while that has tokens left, unless somebody gave way."""
         running, options = self._scheduler._lanes[plan.lane], workload.options
         if options.policy != "admission_order":
             return

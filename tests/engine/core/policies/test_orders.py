@@ -178,6 +178,28 @@ def test_who_makes_way_does_not_come_back_before_its_token_that_is_under_way() -
     assert fourth is not None and ids(fourth.admitted) == [0]
 
 
+@pytest.mark.parametrize(
+    ("seats", "there", "urgent", "preempted"),
+    [
+        (3, [(12, 3, 1)], [(4, 3, 0)], [0]),
+        (2, [(40, 1, 0), (1, 1, 5)], [(4, 1, 1)], []),
+        (2, [(1, 1, 5), (1, 1, 5)], [(8, 1, 1), (8, 1, 1)], [1]),
+    ],
+    ids=["seats of forks are free as well", "a prompt goes on with all tokens", "the first takes all tokens"],
+)
+def test_as_many_give_way_as_the_step_has_tokens_for(
+    seats: int, there: list[tuple[int, int, int]], urgent: list[tuple[int, int, int]], preempted: list[int]
+) -> None:
+    """Requests are prompt tokens, sequences and priority; a step has eight tokens, and seven of a prompt."""
+    scheduler = make("priority", max_num_seqs=seats, max_num_batched_tokens=8, long_prefill_token_threshold=7)
+    for i, (num_prompt_tokens, num_sequences, priority) in enumerate([*there, *urgent]):
+        if i == len(there):
+            step(scheduler)
+        scheduler.add(Request(i, num_prompt_tokens, 5, num_sequences=num_sequences, priority=priority))
+    plan = step(scheduler, 1)
+    assert ids(plan.preempted) == preempted and len(plan.admitted) == len(preempted)
+
+
 def test_no_more_give_way_than_the_first_chunk_needs() -> None:
     """Beside two decodes it has two tokens of the four that a step has; request 1 holds four blocks."""
     scheduler = make("priority", num_blocks=16, block_size=1, max_num_batched_tokens=4, max_num_seqs=4,
