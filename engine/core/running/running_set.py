@@ -170,6 +170,8 @@ class RunningSet:
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
             num_known = self.decodes.num_found(sequence) - self.lag
+        if self.flights and (sequence in self.flights[-1].victims or sequence in self.flights[-1].started):
+            self._waiting.coming.add(sequence)
         self.leave(sequence, SequenceStatus.WAITING)
         transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
         del self.sequences[sequence]

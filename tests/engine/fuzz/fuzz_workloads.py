@@ -209,19 +209,20 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
             )
         )
     options = random_options(rng)
-    makes_pauses = options.policy == "admission_order" and rng.random() < 0.6
-    if makes_pauses:  # one in the middle gives way, and those after it sit a step out
-        options = replace(options, victim="least_urgent", queue="fcfs")
+    classes = random.Random(-1 - seed)  # a stream of its own
+    makes_pauses = (policy or options.policy) == "admission_order" and rng.random() < 0.6
+    if makes_pauses:  # one in the middle gives way, and those after it sit a step out, if the step ends with that
+        own = {"ends_with_giving_way": classes.random() < 0.7}
+        options = replace(options, policy="admission_order", options=own, victim="least_urgent", queue="fcfs")
         for case in cases:
             case.priority, case.arrival_step = rng.randint(0, 9), case.arrival_step // 10
             if forks and case.stop_after is None:
                 case.num_sequences = rng.randint(1, 3)
-    makes_supply = rng.random() < 0.15
+    makes_supply = rng.random() < 0.15 and not makes_pauses
     if makes_supply:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
         continue_others(cases, rng, 4 * longest)
-    classes = random.Random(-1 - seed)  # a stream of its own
-    if policy or (not makes_pauses and not makes_supply and classes.random() < 0.5):
+    if not makes_pauses and (policy or (not makes_supply and classes.random() < 0.5)):
         options = draw_policy(classes, options, cases, policy)
     uses_tiers = rng.random() < 0.25
     if uses_tiers and rng.random() < 0.5:

@@ -64,7 +64,12 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
-    if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, plan):
+    if (
+        head is not None
+        and not may_wait
+        and not had_early_release(scheduler)
+        and not is_delayed(workload, scheduler, plan, now)
+    ):
         assert not could_enter(workload, scheduler, plan, head), "the head of the queue waits though it fits"
         if plan is not None and workload.options.policy == "priority":
             check_rank(workload, scheduler, plan, head)
@@ -90,9 +95,11 @@ def check_order(
     assert not keys or not behind or keys[-1] <= behind[0], "somebody was passed over"
 
 
-def is_delayed(workload: Workload, plan: StepPlan | None) -> bool:
-    """Whether a batch may be held back until it is full."""
-    return plan is None and bool(workload.options.options.get("max_queue_delay_s"))
+def is_delayed(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, now: int) -> bool:
+    """Whether a batch may be held back until it is full, or the first to come has waited long enough."""
+    delay = round(workload.options.options.get("max_queue_delay_s", 0.0) * 1e9)
+    is_full = len(scheduler.waiting) >= workload.max_num_seqs or scheduler.num_running
+    return plan is None and not is_full and now < delay + min(s.request.arrival_time for s in scheduler.waiting)
 
 
 def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: Sequence) -> None:

@@ -13,7 +13,9 @@ from engine.core.sequence import Request, RequestRefusedError, Sequence, Sequenc
 from tests.engine.fuzz.fuzz_workloads import APART
 from tests.engine.fuzz.promptness import check_findable, check_found_ahead, check_promptness, check_seats
 from tests.engine.fuzz.shadow_store import Holders, ShadowStore, Token
+from tests.engine.fuzz.shares import Shares
 from tests.engine.fuzz.slot_reference import check_slots
+from tests.engine.fuzz.thrift import Thrift, watched
 from tests.engine.fuzz.trail import Trail
 from tests.engine.fuzz.workload import FORK_TOKENS, Workload
 
@@ -37,6 +39,9 @@ class ShadowExecutor:
         self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
+        self.scheduler._policy.compose = watched(self.scheduler._policy.compose)  # type: ignore[method-assign]
+        self.last_token: dict[Sequence, int] = {}  # when it came
+        self.shares = Shares(workload.options, self.scheduler.waiting) if workload.options.policy == "fair" else None
         for i, case in enumerate(workload.cases):
             self.events.append((case.arrival_step, ARRIVE, i))
             if case.abort_step is not None:
@@ -119,6 +124,8 @@ class ShadowExecutor:
             self.trail.note(request)
         else:
             self.live[i] = request
+            if self.shares is not None:
+                self.shares.requests.append(request)
 
     # -- a plan ---------------------------------------------------------------------------------------------------
 
@@ -131,9 +138,11 @@ class ShadowExecutor:
             for block in sequence.block_table:
                 holders.setdefault(block, []).append(sequence)
         before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
+        thrift = Thrift(self.scheduler)
         plan = self.scheduler.schedule(step, lane)
         self._check_losses(before)
         check_promptness(self.workload, self.scheduler, plan, step)
+        thrift.check(self.workload, plan)
         if plan is None:
             return None
         self._check_plan(plan)
@@ -189,10 +198,20 @@ class ShadowExecutor:
         assert plan.horizon == 1 or not plan.prefills
         assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
         assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
-        is_cut = workload.options.options.get("cuts_alone", True) or len(self.scheduler.unfinished) > 1
-        most = workload.options.long_prefill_token_threshold if is_cut else 0
+        known = [(c.start + c.num_tokens, c.sequence.token_ids) for c in plan.prefills]
+        assert all(tokens is None or end <= len(tokens) for end, tokens in known), "a token is computed before it comes"
+        most = workload.options.long_prefill_token_threshold
+        is_alone = len(self.scheduler._lanes[plan.lane].sequences) + self.scheduler.num_waiting <= 1
+        if is_alone and not workload.options.options.get("cuts_alone", True):
+            most = 0
+            assert all(chunk.is_last or num_tokens == workload.max_num_batched_tokens for chunk in plan.prefills)
         assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
+        entered = [chunk for chunk in plan.prefills if chunk.sequence in plan.admitted]
+        may_cut = workload.options.enable_chunked_prefill
+        assert may_cut or all(chunk.is_last or chunk.num_tokens == most for chunk in entered), "a prompt is cut"
         check_slots(self.scheduler, plan)
+        fresh = [] if self.scheduler.plans_ahead else plan.fresh_decodes
+        assert all(s.last_token_time == self.last_token.get(s) for s in fresh), "the time of a last token is wrong"
         contexts = [sequence.num_tokens for sequence in decoding]
         assert plan.num_decodes == plan.work.num_decodes == len(contexts)
         assert plan.work.num_context_tokens == sum(contexts)
@@ -236,6 +255,7 @@ class ShadowExecutor:
             assert outcome.drafts.num_accepted.sum() == accepted, "accepted drafts are miscounted"
             if plan.num_steps == 1:
                 assert outcome.drafts.num_drafted.tolist() == [verified.num_drafted], "drafts are miscounted"
+        self._check_times(plan, tokens, outcome.resumed_gaps, step)
         for request in outcome.finished:
             self._finish(request)
         for sequence, known, _, _ in tokens:
@@ -246,6 +266,16 @@ class ShadowExecutor:
         if plan.num_steps > 1 or self.max_steps == 1:  # what comes of single steps is checked where all are single
             self.scheduler.check_integrity()
             check_findable(self.workload, self.scheduler)
+
+    def _check_times(self, plan: StepPlan, tokens: list[Token], resumed_gaps: list[int], step: int) -> None:
+        """Prove that a commit tells how long those who were preempted had to wait between two tokens."""
+        prompts = {chunk.sequence for chunk in plan.prefills}
+        counts_all = self.scheduler.plans_ahead  # an abort counts what is under way before
+        came = [(sequence, known) for sequence, known, _ in tokens if counts_all or sequence.request_id in self.live]
+        gaps = [step - self.last_token[sequence] for sequence, known in came if known and sequence in prompts]
+        assert resumed_gaps == gaps, "the time between the tokens around a preemption is wrong"
+        for sequence, known in came:
+            self.last_token |= dict.fromkeys([sequence] if known else sequence.request.sequences, step)
 
     def _verified(self, plan: StepPlan, tokens: list[Token]) -> Verified | None:
         """What a plan's decodes drafted in its first step, and gained."""
