@@ -271,7 +271,7 @@ class ShadowExecutor:
         """Prove that a commit tells how long those who were preempted had to wait between two tokens."""
         prompts = {chunk.sequence for chunk in plan.prefills}
         counts_all = self.scheduler.plans_ahead  # an abort counts what is under way before
-        came = [(sequence, known) for sequence, known, _ in tokens if counts_all or sequence.request_id in self.live]
+        came = [(sequence, known) for sequence, known, _, _ in tokens if counts_all or sequence.request_id in self.live]
         gaps = [step - self.last_token[sequence] for sequence, known in came if known and sequence in prompts]
         assert resumed_gaps == gaps, "the time between the tokens around a preemption is wrong"
         for sequence, known in came:
