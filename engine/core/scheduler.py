@@ -188,7 +188,8 @@ class Scheduler:
                 return None
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
-        draft.paused += running.paused
+        if running.paused:
+            draft.paused += running.paused
         if self._unreported.preempted or self._unreported.paused:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused

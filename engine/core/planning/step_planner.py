@@ -49,6 +49,8 @@ class StepPlanner(GivingWay):
 
     def bound_chunks(self, *, is_alone: bool) -> None:
         """Let chunks have a bound of their own only where a request is not alone."""
+        if not self._limits.max_chunk_tokens:
+            return
         self.limits = self._limits.without_chunk_bound() if is_alone else self._limits
         self.chunk_tokens = self.limits.chunk_tokens
         self.admission.bind(self.limits)

@@ -53,6 +53,7 @@ class AdmissionOrder(BasePolicy):
         super().__init__(order, preemption, options)
         self._options = options
         self.finds_verified = options.finds_verified
+        self._pads = options.pads_admissions != "never"
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         if not self._options.cuts_alone:
@@ -67,14 +68,14 @@ class AdmissionOrder(BasePolicy):
         for sequence, num_tokens in chunks.items():
             planner.plan_chunk(draft, sequence, num_tokens)
         if not draft.is_starved:
-            if self._options.pads_admissions != "never":
+            if self._pads and planner.running.decodes.tokens_per_decode > 1:
                 planner.admission.needs.padding = self._padding(planner, draft)
             planner.admit(draft, budget, cut="any")
 
     def _padding(self, planner: StepPlanner, draft: StepDraft) -> Padding | None:
         """How admissions are padded beside the decodes and prompts of `draft`, if at all."""
         num_drafts, rule = planner.running.decodes.tokens_per_decode - 1, self._options.pads_admissions
-        if not num_drafts or draft.prefills or not (draft.num_decodes or rule == "always"):
+        if draft.prefills or not (draft.num_decodes or rule == "always"):
             return None
         return Padding(num_drafts, planner.longest, draft.num_decodes > 0, rule == "or_waits")
 

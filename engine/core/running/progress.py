@@ -41,7 +41,8 @@ class Progress:
         self._blocks = blocks
         self._waiting = waiting
         self._pads_to = pads_to
-        self._finds_verified = finds_verified and not running.lag and running.decodes.tokens_per_decode > 1
+        self._has_drafts = running.decodes.tokens_per_decode > 1
+        self._finds_verified = finds_verified and not running.lag and self._has_drafts
         self._radix = blocks if isinstance(blocks, RadixManager) else None
 
     def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
@@ -55,9 +56,11 @@ class Progress:
                 for ahead in range(1, plan.num_steps):
                     running.register_filled(ahead, stopped)
             ended = running.decodes.advance(plan.num_steps, drafts)
-            flight.drafts, flight.late = running.decodes.drafts, [*running.decodes.late]
-            for sequence in ended if running.lag else ():
-                self._register_known(sequence)
+            flight.drafts = running.decodes.drafts
+            if self._has_drafts and running.lag:
+                flight.late = [*running.decodes.late]
+                for sequence in ended:
+                    self._register_known(sequence)
             for sequence in stopped:
                 if sequence in running.decodes.sequences:
                     running.decodes.remove(sequence)
@@ -71,10 +74,11 @@ class Progress:
             self._advance_prefills(flight, stopped)
         if running.paused:
             running.resume()
-        for sequence in [*running.decodes.resting]:
-            self._register_known(sequence)
-            running.pause(sequence)
-            flight.victims = [*flight.victims, sequence]
+        if self._has_drafts:
+            for sequence in [*running.decodes.resting]:
+                self._register_known(sequence)
+                running.pause(sequence)
+                flight.victims = [*flight.victims, sequence]
         if running.returning:
             for sequence in running.returning:
                 if sequence in running.parked:
@@ -94,9 +98,8 @@ class Progress:
     def _register_known(self, sequence: Sequence) -> None:
         """Where steps are planned ahead, register what is computed of the tokens that a sequence had before the step
         under way, with which it leaves the decodes."""
-        decodes = self._running.decodes
-        if decodes.tokens_per_decode > 1 and sequence.has_content:  # without drafts the planning has registered it
-            self._blocks.register(sequence, decodes.num_found(sequence) - 1)
+        if self._has_drafts and sequence.has_content:  # without drafts the planning has registered it
+            self._blocks.register(sequence, self._running.decodes.num_found(sequence) - 1)
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue
@@ -170,7 +173,10 @@ class Progress:
         for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
-                running.decodes.join(each, is_padded=sequence in flight.padded)
+                if flight.padded and sequence in flight.padded:
+                    running.decodes.join(each, is_padded=True)
+                else:
+                    running.decodes.join(each)
             else:
                 self._end(flight, each, stopped)
         return started
