@@ -47,9 +47,7 @@ class Thrift:
         held = [(place, s, count) for s, (place, count) in self._holders.items() if s not in moved]
         gave_up = [place for place, sequence, count in held if len(sequence.block_table) < count]
         kept = [place for place, sequence, _ in held if sequence.block_table]
-        assert not gave_up or not kept or max(kept) <= min(gave_up), (
-            "an earlier one gives up blocks before a later one"
-        )
+        assert not gave_up or not kept or max(kept) <= min(gave_up), "an earlier one gives up blocks before a later one"
 
     def _check_stores(self, plan: StepPlan) -> None:
         """What goes to the host is lost on the device."""
