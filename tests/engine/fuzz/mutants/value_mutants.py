@@ -18,6 +18,8 @@ VALUE_MUTANTS = [
     Mutant("the last token of a victim has no time", "running/running_set.py",
            "            self.flights[-1].victims = [*self.flights[-1].victims, sequence]\n", "            pass\n",
            _PRIORITY),
+    Mutant("blocks lag behind with nothing under way", "planning/step_planner.py",
+           "ahead = 0 if running.flights else running.lag", "ahead = 0"),
     Mutant("the oldest row of padding goes first", "running/padding.py", "next(reversed(running.padding))",
            "next(iter(running.padding))", _STATIC),
     Mutant("a batch is held back from the head on", "policies/static.py",
