@@ -15,7 +15,7 @@ from tests.engine.fuzz.promptness import check_findable, check_found_ahead, chec
 from tests.engine.fuzz.shadow_store import Holders, ShadowStore, Token
 from tests.engine.fuzz.shares import Shares
 from tests.engine.fuzz.slot_reference import check_slots
-from tests.engine.fuzz.thrift import Thrift, watched
+from tests.engine.fuzz.thrift import Thrift, check_chunks, watched
 from tests.engine.fuzz.trail import Trail
 from tests.engine.fuzz.workload import FORK_TOKENS, Workload
 
@@ -39,7 +39,7 @@ class ShadowExecutor:
         self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
-        self.scheduler._policy.compose = watched(self.scheduler._policy.compose)  # type: ignore[method-assign]
+        self.scheduler._policy.compose = watched(self.scheduler._policy.compose)  # type: ignore[method-assign, assignment]
         self.last_token: dict[Sequence, int] = {}  # when it came
         self.shares = Shares(workload.options, self.scheduler.waiting) if workload.options.policy == "fair" else None
         for i, case in enumerate(workload.cases):
@@ -197,18 +197,7 @@ class ShadowExecutor:
         assert plan.num_running <= workload.max_num_seqs
         assert plan.horizon == 1 or not plan.prefills
         assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
-        assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
-        known = [(c.start + c.num_tokens, c.sequence.token_ids) for c in plan.prefills]
-        assert all(tokens is None or end <= len(tokens) for end, tokens in known), "a token is computed before it comes"
-        most = workload.options.long_prefill_token_threshold
-        is_alone = len(self.scheduler._lanes[plan.lane].sequences) + self.scheduler.num_waiting <= 1
-        if is_alone and not workload.options.options.get("cuts_alone", True):
-            most = 0
-            assert all(chunk.is_last or num_tokens == workload.max_num_batched_tokens for chunk in plan.prefills)
-        assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
-        entered = [chunk for chunk in plan.prefills if chunk.sequence in plan.admitted]
-        may_cut = workload.options.enable_chunked_prefill
-        assert may_cut or all(chunk.is_last or chunk.num_tokens == most for chunk in entered), "a prompt is cut"
+        check_chunks(workload, self.scheduler, plan)
         check_slots(self.scheduler, plan)
         fresh = [] if self.scheduler.plans_ahead else plan.fresh_decodes
         assert all(s.last_token_time == self.last_token.get(s) for s in fresh), "the time of a last token is wrong"

@@ -23,6 +23,22 @@ def watched(compose: Compose) -> Compose:
     return checked
 
 
+def check_chunks(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
+    """Prove that prompts are cut where that is allowed, and computed as far as they are known."""
+    options = workload.options
+    most: int | None = options.long_prefill_token_threshold or None
+    is_alone = len(scheduler._lanes[plan.lane].sequences) + scheduler.num_waiting <= 1
+    if is_alone and not options.options.get("cuts_alone", True):
+        most = None
+        assert all(chunk.is_last or chunk.num_tokens == workload.max_num_batched_tokens for chunk in plan.prefills)
+    for sequence, start, num_tokens, is_last in plan.prefills:
+        assert 0 < num_tokens <= (most or num_tokens)
+        if sequence in plan.admitted and not is_last:
+            assert options.enable_chunked_prefill or num_tokens == most, "a prompt is cut"
+        if sequence.token_ids is not None:
+            assert start + num_tokens <= len(sequence.token_ids), "a token is computed before it comes"
+
+
 class Thrift:
     """What there is to give up when a plan is made."""
 

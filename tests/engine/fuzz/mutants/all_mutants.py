@@ -10,12 +10,14 @@ from tests.engine.fuzz.mutants.kv_mutants import KV_MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.mutants.padding_mutants import PADDING_MUTANTS
 from tests.engine.fuzz.mutants.sglang_mutants import SGLANG_MUTANTS
+from tests.engine.fuzz.mutants.value_mutants import VALUE_MUTANTS
 
 MUTANTS = [
     *ADMISSION_MUTANTS,
     *KV_MUTANTS,
     *PADDING_MUTANTS,
     *SGLANG_MUTANTS,
+    *VALUE_MUTANTS,
     # -- decodes ------------------------------------------------------------------------------------------------------
     Mutant("growth comes one step late", "decodes/uniform.py", "phase, end = (offset + 1) %",
            "phase, end = (offset + 2) %"),
