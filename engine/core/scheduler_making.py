@@ -109,6 +109,7 @@ def _make_blocks(
             raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
         longest = max_model_len or num_blocks * block_size
         num_drafts = make_decodes(block_size, longest).tokens_per_decode - 1
+        num_drafts += bool(num_drafts and options.async_scheduling)  # those behind the last token may be verified, too
         return ContiguousManager(num_blocks, block_size, contiguous, longest, num_drafts)
     if options.eviction == "radix":
         if offload is not None or num_lanes > 1:

@@ -23,6 +23,7 @@ from harness.measured.measured_run import MeasuredRun, check_order, requests_tab
 from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines, read_text
 from harness.results.tables import Floats
 from harness.workload.rows.sieve import MAX_BAD_SHARE
+from harness.workload.rows.value_checks import as_floats
 
 _LENGTHS = ("num_prompt_tokens", "num_output_tokens")
 _COLUMNS = ("arrival_time", "first_token_time", "finish_time", *_LENGTHS)
@@ -96,7 +97,7 @@ def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:
 
 def _numbers(path: Path, table: pd.DataFrame, name: str) -> Floats:
     """A column in s or tokens."""
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64)
+    values = as_floats(table[name])
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise MeasuredRunError(f"{path}: {name} of request {bad[0] + 1} is no number")

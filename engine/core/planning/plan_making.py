@@ -35,8 +35,15 @@ class PlanMaker:
         # Those that are ending are counted too.
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
         chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
+        num_padding = 0
+        if draft.padded:
+            num_drafts = decodes.tokens_per_decode - 1
+            for i, chunk in enumerate(prefills):
+                if chunk.sequence in draft.padded:
+                    chunks[i] = chunks[i]._replace(num_tokens=1 + num_drafts)
+            num_padding = len(draft.padded) * num_drafts
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
-        horizon = 1
+        horizon, late = 1, decodes.late if num_decodes else ()
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
             if is_alone and not (prefills or draft.transfers or draft.paused):
@@ -51,7 +58,7 @@ class PlanMaker:
         if has_others or self._reserves or self._pads:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
         else:  # all that goes on takes part, so that all blocks which are shared are full
-            num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
+            num_tokens, num_reserved = work.num_context_tokens - len(late) - num_saved * self._block_size, 0
             for sequence, start, num_chunk_tokens, is_last in prefills:
                 end = start + num_chunk_tokens
                 num_tokens += end
@@ -61,7 +68,7 @@ class PlanMaker:
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
             num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
-            num_external, 0, 0,
+            num_external, len(late), num_padding + sum([1 + decodes.num_drafts_of(sequence) for sequence in late]),
         )  # fmt: skip
         plan = make_step_plan(fields)
         return self._padded(running, plan) if self._pads else plan

@@ -111,6 +111,25 @@ def test_speculation() -> None:
         assert "speculation.drafter=null" in head and any("draft_token_s" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_ahead", "method"),
+    [
+        ("-sc.method ngram", False, "ngram"),
+        ("-sc.method ngram_gpu", True, "ngram_gpu"),
+        ("-sc.method ngram_gpu --no-async-scheduling", False, "ngram"),
+        ("-sc.method ngram_gpu -pp 2", False, "ngram"),
+        ("-sc.method eagle3", True, "eagle3"),
+        ("-sc.method medusa", False, "eagle3"),
+        ("-sc.model Qwen/Qwen3-0.6B", True, "draft_model"),
+    ],
+)
+def test_drafts_are_planned_ahead_as_in_vllm(flags: str, is_ahead: bool, method: str) -> None:
+    settings = of(f"{SERVE} -sc.num_speculative_tokens 3 {flags}")
+    line = serve_command(settings)
+    assert settings.scheduler.async_scheduling == is_ahead and f'"method": "{method}"' in line
+    assert of(line) == settings
+
+
 def test_models_are_found_by_their_names(tmp_path: Path) -> None:
     assert of("vllm serve meta-llama/Llama-3.1-8B-Instruct").model.name == "meta-llama/Llama-3.1-8B"
     assert of("vllm serve Qwen/Qwen3-8B-FP8").quantization == "fp8_block"
@@ -231,6 +250,7 @@ def test_what_is_given_beside_it_counts() -> None:
         "--no-enable-chunked-prefill --no-scheduler-reserve-full-isl --no-async-scheduling",
         "--num-gpu-blocks-override 5000 -sc.method ngram -sc.num_speculative_tokens 3",
         "-sc.model Qwen/Qwen3-0.6B -sc.num_speculative_tokens 3",
+        "--spec-method ngram_gpu --spec-tokens 2",
         "--spec-method ngram --spec-tokens 2 --device_memory_utilization 0.8",
     ],
 )
