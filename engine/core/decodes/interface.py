@@ -37,10 +37,14 @@ class Decodes(Protocol):
 
     fresh: dict[Sequence, None]
     findable: dict[Sequence, None]
-    late: abc.Collection[Sequence]
-    resting: abc.Collection[Sequence]
     tokens_per_decode: int
     drafts: Drafts | None
+
+    @property
+    def late(self) -> abc.Collection[Sequence]: ...
+
+    @property
+    def resting(self) -> abc.Collection[Sequence]: ...
 
     def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
         """Let it decode from the next step on; with `is_padded` its last step was one of a decode with drafts, none of

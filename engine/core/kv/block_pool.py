@@ -143,7 +143,7 @@ class BlockPool:
         blocks.sort()
         return blocks
 
-    def put_back(self, blocks: list[int]) -> None:
+    def give_back(self, blocks: list[int]) -> None:
         """Let `blocks`, taken and not used, be the next that are taken."""
         self.num_free += len(blocks)
         self._free += reversed(blocks)

@@ -113,7 +113,7 @@ class RangePool:
         self.largest = max(sizes, default=0)
         return list(range(start, start + count))
 
-    def put_back(self, blocks: list[int]) -> None:
+    def give_back(self, blocks: list[int]) -> None:
         self.release(blocks, [], 0)
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:

@@ -31,7 +31,7 @@ class Pool(Protocol):
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn."""
 
-    def put_back(self, blocks: list[int]) -> None:
+    def give_back(self, blocks: list[int]) -> None:
         """Let `blocks`, taken and not used, be the next that are taken."""
 
     def hold(self, blocks: list[int]) -> None:

@@ -41,9 +41,10 @@ class PlanMaker:
             num_padding = sum([1 + decodes.num_drafts_of(sequence) for sequence in decodes.late])
         if draft.padded:
             num_drafts = decodes.tokens_per_decode - 1
-            for i, chunk in enumerate(prefills):
-                if chunk.sequence in draft.padded:
-                    chunks[i] = chunks[i]._replace(num_tokens=1 + num_drafts)
+            chunks = [
+                work._replace(num_tokens=1 + num_drafts) if chunk.sequence in draft.padded else work
+                for chunk, work in zip(prefills, chunks, strict=True)
+            ]
             num_padding += len(draft.padded) * num_drafts
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
         if num_decodes:

@@ -162,7 +162,7 @@ class StepPlanner(GivingWay):
 
     def put_back(self, aside: list[int]) -> None:
         if aside:
-            self._blocks.pool.put_back(aside)
+            self._blocks.pool.give_back(aside)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
