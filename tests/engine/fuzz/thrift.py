@@ -77,9 +77,10 @@ class Thrift:
                 assert not still or offload.index.is_pending(still[0]), "what the device still has goes to the host"
 
     def _check_tokens(self, workload: Workload, plan: StepPlan) -> None:
-        """Nobody sits a step of `policy=admission_order` out while that has tokens left, unless somebody gave way."""
+        """Nobody sits a step of `policy=admission_order` out while that has tokens left, unless somebody gave way, or
+        drafts under way may bring all of its tokens."""
         running, options = self._scheduler._lanes[plan.lane], workload.options
-        if options.policy != "admission_order":
+        if options.policy != "admission_order" or (self._scheduler.plans_ahead and workload.num_drafts):
             return
         served = {chunk.sequence for chunk in plan.prefills}
         sits_out = running.paused or not running.prefilling.keys() <= served
