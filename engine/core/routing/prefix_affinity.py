@@ -46,7 +46,7 @@ class PrefixAffinity(BaseRouter):
         most = max(fewest + options.max_ahead, fewest * options.max_ratio)
         hits = [server.prefix_hits(request) if server.num_requests <= most else -1 for server in servers]
         best = max(hits)
-        if best > 0 and best >= options.min_match * request.num_prompt_tokens:
+        if best >= options.min_match * request.num_prompt_tokens:
             return min((number for number, hit in enumerate(hits) if hit == best), key=counts.__getitem__)
         return counts.index(fewest)
 

@@ -9,7 +9,7 @@ import pytest
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
-from tests.engine.core.builders import chunks, make, run
+from tests.engine.core.builders import chunks, make, run, step
 from tests.policies import ON_ANY_POOL
 from tests.selection import few
 
@@ -89,6 +89,13 @@ def test_mixed_decodes_first_and_fills_up_with_chunks() -> None:
         ([], 2),
         ([], 1),
     ]
+
+
+def test_prompts_that_must_not_be_cut_wait_for_a_step_that_has_room() -> None:
+    scheduler = make(enable_chunked_prefill=False, max_num_batched_tokens=10)
+    for i in range(2):
+        scheduler.add(Request(i, 6, 9))
+    assert [chunks(step(scheduler, now)) for now in range(2)] == [[(0, 0, 6)], [(1, 0, 6)]]
 
 
 def test_context_of_a_decode_is_its_length() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.core.planning.policy_options import read_options
 from engine.core.routing import ROUTERS, find_router
+from engine.core.routing.draws import draw
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.sequence import Request
@@ -185,8 +186,20 @@ def test_what_is_behind_the_device_counts_only_where_servers_tell_of_it() -> Non
         make("weighted_score", host=0.4)
 
 
+def test_of_three_servers_the_idle_one_is_among_two_that_are_drawn_for_two_requests_of_three() -> None:
+    rule = make("power_of_two")
+    for idle in range(3):
+        servers = [Server(int(number != idle)) for number in range(3)]
+        chosen = [rule.choose(request(request_id=i), servers) for i in range(3000)]
+        assert chosen.count(idle) / 3000 == pytest.approx(2 / 3, abs=0.03)
+    first = [rule.choose(request(request_id=i), [Server()] * 3) for i in range(100)]
+    assert first == [draw(i, 3) for i in range(100)], "of two with as many, the first one drawn"
+
+
 @given(SERVERS, st.integers(0, 20), st.floats(1, 3), st.floats(0, 1))
 @example([Server(), Server()], 0, 1.0, 0.0)
+@example([Server(2, hits=5), Server(1, hits=5)], 16, 1.0, 0.1)
+@example([Server(2, hits=5), Server(1)], 16, 1.0, 0.1)
 def test_affinity_follows_the_largest_hit_among_servers_that_are_not_much_busier(
     servers: list[Server], max_ahead: int, max_ratio: float, min_match: float
 ) -> None:
