@@ -106,14 +106,14 @@ def test_it_takes_fewer_steps() -> None:
 
 
 MIXED = [
-    SamplingParams(max_tokens=40, temperature=0.4, seed=1),
-    SamplingParams(max_tokens=40, temperature=0.3, top_k=5, seed=2),
-    SamplingParams(max_tokens=40, temperature=0.5, top_p=0.6, seed=3),
-    SamplingParams(max_tokens=40, temperature=0.0, presence_penalty=1.5),
-    SamplingParams(max_tokens=40, temperature=0.0, min_tokens=20, stop_token_ids=list(range(0, 300, 7))),
-    SamplingParams(max_tokens=40, temperature=0.0, logprobs=2),
-    SamplingParams(max_tokens=40, temperature=0.3, n=3, seed=4),
-    SamplingParams(max_tokens=40, temperature=0.0, stop_token_ids=list(range(0, 300, 9))),
+    SamplingParams(max_tokens=26, temperature=0.4, seed=1),
+    SamplingParams(max_tokens=26, temperature=0.3, top_k=5, seed=2),
+    SamplingParams(max_tokens=26, temperature=0.5, top_p=0.6, seed=3),
+    SamplingParams(max_tokens=26, temperature=0.0, presence_penalty=1.5),
+    SamplingParams(max_tokens=26, temperature=0.0, min_tokens=20, stop_token_ids=list(range(0, 300, 7))),
+    SamplingParams(max_tokens=26, temperature=0.0, logprobs=2),
+    SamplingParams(max_tokens=26, temperature=0.3, n=3, seed=4),
+    SamplingParams(max_tokens=26, temperature=0.0, stop_token_ids=list(range(0, 300, 9))),
     SamplingParams(max_tokens=12, temperature=0.0, prompt_logprobs=1),
 ]
 

@@ -75,6 +75,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     )
 
 
+@pytest.mark.long
 def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: argparse.Namespace) -> None:
     lab = FakeLab(keep=False)
     own_engine.cpu(lab, arguments)

@@ -283,6 +283,7 @@ def test_a_reader_who_has_gone_and_an_ascii_terminal_cost_no_file(tmp_path: Path
     assert (tmp_path / "out" / "ascii" / "summary.json").is_file()
 
 
+@pytest.mark.long
 def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = started(tmp_path, f"cd gone; rmdir ../gone; {RUN}")

@@ -25,7 +25,7 @@ from engine.runner.inputs.step_inputs import StepBuilder  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, fail_once, interrupted, make_prompts, one_by_one  # noqa: E402
 
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 BRIEF = replace(GREEDY, max_tokens=NUM_TOKENS)
 
 

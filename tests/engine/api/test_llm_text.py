@@ -18,8 +18,8 @@ from tests.engine.api.builders import save_folder  # noqa: E402
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "num_blocks": 300, "max_num_seqs": 8, "max_num_batched_tokens": 256}
 PROMPTS = ["the quick", "größer 漢", "stop. Stop!"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=60, seed=1)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=40, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from tests.engine.builders import (  # noqa: E402
     store_unseen,
 )
 
-SAMPLED = SamplingParams(max_tokens=30, temperature=0.8, seed=5)
+SAMPLED = SamplingParams(max_tokens=14, temperature=0.8, seed=5)
 FILTERED = replace(SAMPLED, top_k=50, top_p=0.9)
 
 

@@ -20,6 +20,7 @@ from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError
 from simulator.models.kv_pool import GIB
 from tests.harness.builders import config
+from tests.selection import examples
 
 SERVE = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B"
 
@@ -187,6 +188,7 @@ _PARTS = (
 )  # fmt: skip
 
 
+@examples(12)
 @given(parts=st.sets(st.sampled_from(_PARTS), max_size=7), device=st.sampled_from(("h100-80gb", "b200", "l40s")))
 def test_a_line_is_the_same_server_on_the_way_back(parts: set[str], device: str) -> None:
     settings = of(" ".join((SERVE, *sorted(parts))), f"device={device}")

@@ -15,7 +15,7 @@ from harness.studies.run import serve_trace
 from tests.harness.builders import config
 from tests.selection import few
 
-ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=200", "progress=false")
+ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=100", "progress=false")
 
 
 def served(*overrides: str) -> Run:
@@ -28,7 +28,7 @@ def test_the_metrics_of_a_fleet_are_those_of_its_servers_together(router: str) -
     run = served("replicas=3", f"router={router}")
     summary, requests, steps = run.summary, run.requests, run.steps
     servers: list[dict[str, Any]] = summary["servers"]
-    assert sum(server["num_requests"] for server in servers) == 200 == summary["completed"]
+    assert sum(server["num_requests"] for server in servers) == 100 == summary["completed"]
     assert [server["num_requests"] for server in servers] == requests["server"].value_counts().sort_index().tolist()
     assert sum(server["num_steps"] for server in servers) == summary["num_steps"] == len(steps)
     for name in ("output_throughput", "mean_running", "mean_waiting"):
@@ -175,10 +175,10 @@ def test_two_stages_serve_a_backlog_faster_than_one_and_no_faster_than_twice() -
 
 @pytest.mark.parametrize("overrides", [("replicas=3",), ("pipeline_parallel_size=2", "replicas=2")])
 def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> None:
-    steps = served(*overrides, "trace.num_requests=60").steps
+    steps = served(*overrides, "trace.num_requests=40").steps
     found = levels(steps, steps["num_running"].to_numpy())
     rng = np.random.default_rng(0)
-    for time in rng.uniform(0, steps["start_time"].max(), 60):
+    for time in rng.uniform(0, steps["start_time"].max(), 20):
         begun = steps[steps["start_time"] <= time]
         last = begun.groupby("server").tail(1)
         ends = (begun["start_time"] + begun["duration"]).groupby(begun["server"]).max()

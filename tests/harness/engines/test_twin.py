@@ -63,13 +63,15 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
 
 
 FOR_A_COMMIT = [("mixed", 40, 1), ("priority", 400, 8)]
+FOR_A_COMMIT += [(name, 40, 8) for name in ("mixed", "prefill_first", "vllm", "fair")]
 
 
 def cases() -> Iterator[Any]:
-    """All rules where blocks run out and steps are grouped; for a commit, other settings with a few of them."""
+    """A few rules for a commit; of the rest, those where blocks run out and steps are grouped take less time."""
     for name, (num_blocks, lookahead) in itertools.product(OPTIONS, [(40, 1), (40, 8), (400, 8)]):
-        is_slow = (num_blocks, lookahead) != (40, 8) and (name, num_blocks, lookahead) not in FOR_A_COMMIT
-        yield pytest.param(name, num_blocks, lookahead, marks=[pytest.mark.slow] if is_slow else [])
+        rest = pytest.mark.long if (num_blocks, lookahead) == (40, 8) else pytest.mark.slow
+        marks = [] if (name, num_blocks, lookahead) in FOR_A_COMMIT else [rest]
+        yield pytest.param(name, num_blocks, lookahead, marks=marks)
 
 
 @pytest.mark.parametrize(("name", "num_blocks", "lookahead"), [*cases()])

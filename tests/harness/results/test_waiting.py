@@ -7,14 +7,14 @@ import pytest
 
 from harness import run
 
-SMALL_POOL = ["num_blocks=400", "trace.num_requests=150", "frontend=none"]
+SMALL_POOL = ["num_blocks=400", "trace.num_requests=70", "frontend=none"]
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["trace.num_requests=60"],
-        ["trace.num_requests=60", "scheduler=vllm"],
+        ["trace.num_requests=40"],
+        ["trace.num_requests=40", "scheduler=vllm"],
         SMALL_POOL,
         [*SMALL_POOL, "scheduler=vllm"],
         [*SMALL_POOL, "scheduler=vllm", "replicas=2"],
