@@ -135,6 +135,7 @@ def pytest_collection_finish() -> None:
     that are never freed. An engine that is closed looks for garbage, which takes half a second where the modules of all
     tests are searched."""
     gc.freeze()
+    gc.set_threshold(50_000)  # as if the objects that are exempt were there
     gc.enable()
     gc.freeze = gc.unfreeze = lambda: None
     atexit.register(_unfreeze)

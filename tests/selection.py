@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 
 
-def few(values: Iterable[Any], count: int = 1) -> list[Any]:
-    """The first `count` values, and the others with the mark `slow`."""
-    return [pytest.param(value, marks=[pytest.mark.slow] * (place >= count)) for place, value in enumerate(values)]
+def few(values: Iterable[Any], count: int = 1, rest: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
+    """The first `count` values, and the others with the mark `rest`."""
+    return [pytest.param(value, marks=[rest] * (place >= count)) for place, value in enumerate(values)]
 
 
 def examples(count: int) -> settings:

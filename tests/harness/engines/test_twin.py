@@ -139,7 +139,7 @@ def test_the_simulator_repeats_a_real_run_with_drafts(options: tuple[str, int]) 
     )
     drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
     assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
-    assert measured.steps["num_accepted_tokens"].sum() > 50
+    assert measured.steps["num_accepted_tokens"].sum() > 20
 
 
 def test_what_a_preempted_sequence_finds_of_its_last_drafts() -> None:
