@@ -236,6 +236,7 @@ def test_a_notebook_runs_and_is_stored_without_outputs(
     assert names["found"].capacity > 0 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     for name in ("README.md", "mkdocs.yml"):

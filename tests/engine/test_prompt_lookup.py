@@ -129,6 +129,7 @@ def test_every_kind_of_request_gets_the_tokens_of_plain_decoding() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.long
 def test_the_distribution_of_sampled_tokens_is_that_of_plain_decoding() -> None:
     """Chi-square of the second and third token of a model with six tokens, all of which are drafted again and again.
 

@@ -70,6 +70,7 @@ def test_a_run_is_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.M
     assert not differ and len(run.requests) == 30
 
 
+@pytest.mark.long
 def test_what_is_saved_is_what_the_command_line_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

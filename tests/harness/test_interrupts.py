@@ -112,6 +112,7 @@ def test_a_block_of_forwarded_signals_that_is_dropped_is_silent() -> None:
     assert process.communicate(timeout=90) == ("", "") and process.returncode == 0
 
 
+@pytest.mark.long
 def test_an_interrupt_of_a_start_is_one_line(tmp_path: Path) -> None:
     delays = (0.0, 0.5)
     processes = [

@@ -88,7 +88,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-SLOW = ("one block of all", "in order of admission", "speculating")
+SLOW = ("one block of all", "in order of admission", "speculating", "fewer seats than beams", "uncached")
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.slow) if w in SLOW else w for w in WAYS])

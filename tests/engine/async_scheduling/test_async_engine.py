@@ -32,9 +32,12 @@ from tests.engine.builders import KINDS, MODEL, SETTINGS, STARVED, Late, one_by_
     "settings",
     [
         {},
-        {"policy": "prefill_first", "max_num_batched_tokens": 16},
+        pytest.param({"policy": "prefill_first", "max_num_batched_tokens": 16}, marks=pytest.mark.long),
         {**STARVED, **KINDS["auto"]},
-        {**STARVED, "policy": "admission_order", "allocation": "chunk", "max_num_batched_tokens": 24},
+        pytest.param(
+            {**STARVED, "policy": "admission_order", "allocation": "chunk", "max_num_batched_tokens": 24},
+            marks=pytest.mark.long,
+        ),
         {**STARVED, "host_kv_gib": 2e-3, "offload": True, "preemption": "swap"},
         pytest.param({**STARVED, **KINDS["recompute"]}, marks=pytest.mark.slow),
         pytest.param({**STARVED, **KINDS["partial"]}, marks=pytest.mark.slow),

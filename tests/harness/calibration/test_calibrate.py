@@ -52,6 +52,7 @@ def test_only_runs_of_our_own_engine_have_step_times_to_fit_to(tmp_path: Path) -
         calibrate(tmp_path / "out", f"distserve:{path}", "calibration.objective=steps")
 
 
+@pytest.mark.long
 def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *SHORT, *TRUE)
     only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=10", *TRUE[:2]]
@@ -89,6 +90,7 @@ def test_what_was_measured_as_0_does_not_count() -> None:
     assert errors_of_statistics(table, table.assign(tpot=0.1))["tpot mean"] != 0
 
 
+@pytest.mark.long
 def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *SHORT, *TRUE)
     on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}

@@ -127,6 +127,7 @@ def test_servers_that_cannot_come_and_go_are_refused(changed: list[str], named: 
 
 
 @pytest.mark.parametrize("rate", [20, 200])
+@pytest.mark.long
 def test_the_verdict_is_that_of_one_server_with_its_share_of_the_rate(rate: int) -> None:
     one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=500").summary
     two = served(f"arrival.rate={2 * rate}", "max_num_seqs=16", "trace.num_requests=1000", "replicas=2").summary

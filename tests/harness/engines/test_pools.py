@@ -33,6 +33,7 @@ def test_prompts_and_decodes_are_on_servers_of_their_own() -> None:
     assert 1e3 * requests["parked_time"].mean() == pytest.approx(summary["mean_kv_transfer_ms"])
 
 
+@pytest.mark.long
 def test_a_slower_network_and_a_longer_way_make_the_first_token_later() -> None:
     near, far = served("fleet.request_ms=0"), served("fleet.request_ms=0", "network.bandwidth=1e9")
     assert far.summary["mean_kv_transfer_ms"] > 5 * near.summary["mean_kv_transfer_ms"]

@@ -95,7 +95,7 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     ("lookahead", "rule"),
     [
         (8, Contiguous()),
-        (1, Contiguous("requested", "best", 60)),
+        pytest.param(1, Contiguous("requested", "best", 60), marks=pytest.mark.long),
         pytest.param(1, Contiguous(), marks=pytest.mark.slow),
         pytest.param(8, Contiguous("requested", "best", 60), marks=pytest.mark.slow),
     ],
@@ -125,7 +125,7 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
 
 
-@pytest.mark.parametrize("options", few([("mixed", 40), ("prefill_first", 400), ("vllm", 40)], 2), ids=str)
+@pytest.mark.parametrize("options", few([("mixed", 40), ("prefill_first", 400), ("vllm", 40)]), ids=str)
 def test_the_simulator_repeats_a_real_run_with_drafts(options: tuple[str, int]) -> None:
     name, num_blocks = options
     """The simulation is told what each step accepts, the engine learns it when the step has run: they plan alike."""

@@ -129,6 +129,7 @@ def test_a_sequence_cut_at_the_model_limit_is_reported(tmp_path: Path) -> None:
         ([f"trace=burstgpt trace.path={TRACES}/burstgpt/BurstGPT_1_first400rows.csv"], 383),
     ],
 )
+@pytest.mark.long
 def test_public_traces_replay_with_their_own_times(overrides: list[str], num_requests: int, tmp_path: Path) -> None:
     words = overrides[0].split()
     summary = run(config(*words, "trace.limit=500", "arrival=trace", "max_num_seqs=512"), tmp_path)

@@ -34,7 +34,10 @@ from tests.harness.measured.builders import (
         STARVED,
         pytest.param([*STARVED, "engine.compress=false"], marks=pytest.mark.slow),
         ["trace=shared_prefix", "trace.num_requests=40", "arrival.rate=60", "num_blocks=700"],
-        ["trace=sharegpt_multiturn", "trace.num_requests=40", "arrival=sessions", "arrival.rate=5"],
+        pytest.param(
+            ["trace=sharegpt_multiturn", "trace.num_requests=40", "arrival=sessions", "arrival.rate=5"],
+            marks=pytest.mark.long,
+        ),
         ["trace.num_requests=30", "arrival=closed_loop", "arrival.concurrency=6", "engine.max_lookahead_steps=6"],
         ["trace.num_requests=40", "arrival.rate=30", "max_model_len=300"],
         [*STARVED, "scheduler=vllm"],

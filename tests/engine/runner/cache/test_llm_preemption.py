@@ -102,7 +102,7 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lat
     ("late", "settings"),
     [
         pytest.param(3, {"enable_prefix_caching": False}, marks=pytest.mark.slow),
-        (10**9, {"enable_prefix_caching": False}),
+        pytest.param(10**9, {"enable_prefix_caching": False}, marks=pytest.mark.long),
         (3, {"offload": True}),
         pytest.param(10**9, {"offload": True}, marks=pytest.mark.slow),
     ],

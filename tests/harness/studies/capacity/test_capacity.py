@@ -116,6 +116,7 @@ def test_an_interrupted_search_keeps_its_probes_and_the_answer_so_far(
     assert with_labels([row, row])[0]["label"].endswith(" (interrupted)")
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_search_with_the_answer_so_far(tmp_path: Path) -> None:
     """As Ctrl-C in a terminal does: all processes of the search get it."""
     command = [sys.executable, "run.py", *SMALL, "plots=false", "capacity.workers=2", f"hydra.run.dir={tmp_path}"]
@@ -138,7 +139,7 @@ def test_a_signal_ends_a_search_with_the_answer_so_far(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of_servers", [False, True])
 def test_a_terminal_shows_an_answer_that_gets_narrower_and_the_time_left(of_servers: bool, tmp_path: Path) -> None:
-    asked = ("capacity.target_rate=40", "metrics.slo.tpot_ms=40") if of_servers else ()
+    asked = ("capacity.target_rate=20", "metrics.slo.tpot_ms=40") if of_servers else ()
     out = Console(file=StringIO(), force_terminal=True, width=120)
     task.find(config(*SMALL, *asked, "progress=true"), tmp_path, [], out)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", out.file.getvalue())  # type: ignore[attr-defined]

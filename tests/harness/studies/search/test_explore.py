@@ -133,6 +133,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.long
 def test_trials_at_a_time_are_all_told_to_one_study(
     made_up: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
