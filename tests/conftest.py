@@ -63,9 +63,11 @@ def _interpolations_of_some(overrides: Any, defaults: list[Any], self_added: boo
     return _interpolations(overrides, defaults, self_added) if any(d.is_interpolation() for d in defaults) else None
 
 
+# A composition of new options takes half the time: a text is parsed once, and sources, which stay as they are, are not
+# copied deeply.
 omegaconf.base.parse = functools.cache(omegaconf.base.parse)
-defaults_list._create_interpolation_map = _interpolations_of_some
-config_repository.copy = SimpleNamespace(deepcopy=copy.copy)  # type: ignore[attr-defined]  # the sources stay as they are
+config_repository.copy = SimpleNamespace(deepcopy=copy.copy)  # type: ignore[assignment]
+defaults_list._create_interpolation_map = _interpolations_of_some  # type: ignore[assignment]
 GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
 ConfigRepository.load_config = _load_once  # type: ignore[method-assign, assignment]
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
