@@ -200,6 +200,7 @@ def test_hydra_of_the_caller_stays_as_it_is() -> None:
         assert hydra_compose("config", ["seed=3"]).seed == 3
 
 
+@pytest.mark.long
 def test_a_sweep_runs_all_combinations(tmp_path: Path) -> None:
     found = harness.sweep(*FEW, "scheduler=mixed,vllm", over={"block_size": np.array([16, 64])}, workers=1)
     names = ["block_size=16", "block_size=64"]

@@ -42,7 +42,7 @@ def apart_cases() -> st.SearchStrategy[Case]:
 networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7)])
 
 
-@examples(20)
+@examples(10)
 @given(apart_cases(), networks, st.sampled_from([0, 20]), st.booleans())
 def test_compressed_is_stepped(case: Case, network: Network, local_tokens: int, is_flat: bool) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}
@@ -73,7 +73,7 @@ def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_f
         assert (left[columns].fillna(-1) == right[columns].fillna(-1)).all(axis=None)
 
 
-@examples(20)
+@examples(10)
 @given(apart_cases(), networks, st.sampled_from([0, 20]))
 def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, network: Network, local_tokens: int) -> None:
     schedulers: list[Scheduler] = []

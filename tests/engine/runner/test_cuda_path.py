@@ -159,7 +159,7 @@ def test_a_plan_is_launched_before_the_host_waits_for_the_one_before(gpu: Gpu) -
 def test_every_plan_copies_once_each_way_and_waits_for_nothing_else(gpu: Gpu) -> None:
     """Also with chunked prompts, joins, leaves and preemptions."""
     llm = LLM(MODEL, **{**ON_GPU, "num_blocks": 64})
-    params = SamplingParams(max_tokens=14, temperature=0.8, top_p=0.9, seed=5)
+    params = SamplingParams(max_tokens=30, temperature=0.8, top_p=0.9, seed=5)
     for number, prompt in enumerate(make_prompts()):
         add(llm, number, len(prompt), params)
     num_preempted, num_plans = 0, 0

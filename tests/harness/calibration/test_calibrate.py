@@ -74,6 +74,7 @@ def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less() -> None:
     assert widths == [2000, 500]
 
 
+@pytest.mark.long
 def test_constants_without_effect_are_not_fitted(tmp_path: Path) -> None:
     cost = ["device=laptop-cpu", "cost=profiled", f"cost.profile={PROFILES / 'amd-epyc' / 'tiny'}"]
     pretend_measured(tmp_path / "a", *SHORT, "model=tiny", *cost)

@@ -234,6 +234,7 @@ def test_settings_that_make_no_sense_are_refused(overrides: list[str], message: 
 
 
 @pytest.mark.parametrize("lookahead", [pytest.param(1, marks=pytest.mark.slow), 6])
+@pytest.mark.long
 def test_a_run_of_the_real_engine_is_replayed_exactly(lookahead: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     overrides = [f"engine.max_lookahead_steps={lookahead}"]

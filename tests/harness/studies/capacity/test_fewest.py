@@ -20,10 +20,12 @@ from harness.studies.capacity.load_search import Ask
 from harness.studies.capacity.probe import Probe
 from tests.harness.builders import config
 from tests.harness.studies.capacity.builders import ROOM, probe
+from tests.selection import examples
 
 SLO = ("task=capacity", "metrics.slo.ttft_ms=500", "metrics.slo.tpot_ms=40", "progress=false")
 
 
+@examples(8)
 @given(st.integers(1, 500), st.integers(1, 64), st.floats(0, 4))
 def test_the_fewest_are_found_wherever_the_search_starts(needed: int, start: int, misjudged: float) -> None:
     asked: list[int] = []

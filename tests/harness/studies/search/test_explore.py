@@ -18,6 +18,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.studies.capacity.load_search import find_capacity
 from tests.harness.builders import config, execute_in
 from tests.harness.studies.capacity.builders import ROOM, World
+from tests.selection import few
 
 optuna = pytest.importorskip("optuna")
 from harness.studies.capacity import worker_pool  # noqa: E402
@@ -212,7 +213,7 @@ def test_a_number_of_the_summary_is_an_objective(tmp_path: Path) -> None:
     assert not (tmp_path / "capacity.json").exists()
 
 
-@pytest.mark.parametrize("objective", ["output_throughput", "capacity_per_gpu"])
+@pytest.mark.parametrize("objective", few(["output_throughput", "capacity_per_gpu"], 1, pytest.mark.long))
 def test_step_times_of_two_kinds_are_told_before_the_best(
     objective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
