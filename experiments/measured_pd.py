@@ -1,6 +1,6 @@
 """A fleet with servers for prompts and for decodes that was measured, simulated: points of the board.
 
-The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-120b on H200, 8 servers of vLLM 0.27
+The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-120b on H200, 8 servers of vLLM 0.27.1
 for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NIXL, blocks of 128 tokens. The router
 has the scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted.
 What the manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a
@@ -39,7 +39,7 @@ SYSTEM = (
     *PLAIN, "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128", "max_num_seqs=1024",
     "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8", "fleet.decode.replicas=2",
     "fleet.decode.tensor_parallel_size=4", "router=weighted_score", "router.options.precise=true",
-    "router.view_delay_ms=50", "arrival=trace",
+    "router.view_delay_ms=50", "arrival=trace", "engine.vllm_version=0.27.1",
 )  # fmt: skip
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}

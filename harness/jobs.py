@@ -34,6 +34,14 @@ from harness.results.stored.perfetto import TRACE
 from harness.studies.sweeps import sweep
 from harness.studies.sweeps.sweep import write_report_page
 
+# The package that only this task needs, and the extra that installs it.
+_EXTRAS = {
+    "calibrate": ("scipy", "calibrate"),
+    "observe": ("scipy", "calibrate"),
+    "profile": ("scipy", "engine"),
+    "search": ("optuna", "search"),
+}
+
 
 def run_job(cfg: DictConfig) -> None:
     """Runs one composed job in its output folder; in a sweep, without letting its failure stop the other jobs.
@@ -107,6 +115,9 @@ def _check_output(config: RunConfig, folder: Path) -> None:
 
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     """The function of the task; imported late, so that --help and errors are fast."""
+    package, extra = _EXTRAS.get(config.task, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise ConfigError(f"task={config.task}: {package} is not installed (pip install -e '.[{extra}]')")
     if config.task == "import":
         return importlib.import_module("harness.studies.profile_import").import_profile
     if config.task == "profile":
@@ -122,8 +133,6 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         find = importlib.import_module("harness.terminal").capacity
         return partial(find, given=_given(), confirms=not is_job)  # the end of a sweep confirms the best only
     if config.task == "search":
-        if importlib.util.find_spec("optuna") is None:
-            raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
         return importlib.import_module("harness.studies.search.explore").explore
     if config.task == "serve":
         return importlib.import_module("harness.terminal").serve

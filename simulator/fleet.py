@@ -143,8 +143,8 @@ class Fleet:
             Phase(self._env, READINGS, self._reading_ns, self._read)
 
     def _dispatch(self, event: simpy.Event) -> None:
-        if self._replicas[0].is_stopping:
-            return
+        if self._replicas[0].is_stopping or self._env.now != self._dispatch_ns:
+            return  # or there was an earlier one, which has expected those that follow
         self._dispatch_ns = NEVER
         self._gateway.dispatch(self._env.now)
         self._expect()

@@ -97,7 +97,8 @@ def vllm_version(name: str | None) -> VllmVersion:
     asked = int(match[1]), int(match[2])
     known = [each for each in _VERSIONS if each.since <= asked]
     if not known:
-        raise ValueError(f"vllm_version={name}: must be 0.9 or newer; see scheduler=vllm_v0 for early versions")
+        meant = f" (a number loses its last 0: write {name}0 as {name}0.0)" if name == f"0.{asked[1]}" else ""
+        raise ValueError(f"vllm_version={name}: must be 0.9 or newer{meant}; see scheduler=vllm_v0 for early versions")
     return known[-1]
 
 

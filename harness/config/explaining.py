@@ -30,7 +30,7 @@ def _explain_one(detail: ErrorDetails) -> str:
     if detail["type"] == "value_error":  # a check across keys, which names them relative to its group
         return ".".join([*path, str(detail["ctx"]["error"])])
     if annotation is None:
-        return unknown_name(key, allowed)
+        return unknown_name(key, allowed, [RunConfig])
     match detail["type"]:
         case "missing":
             return f"{key}: missing; {describe(annotation, metadata)}"

@@ -23,6 +23,7 @@ from harness.results.stored.files import write_whole
 # Okabe and Ito's palette, which any colour vision can tell apart; its yellow is left out, as too light for lines
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A", "#333333")
 INK, GREY, LIGHT = "#222222", "#6F6F6F", "#BDBDBD"
+_LONG_NUMBER = 100_000  # from which on few numbers stand beside each other
 _ROLES = {"ink": INK, "grey": GREY, "line": LIGHT, "bad": "#B00020"}
 
 _STYLE: dict[Any, Any] = {
@@ -142,6 +143,8 @@ def log_axis(axes: Axes, which: str, low: float, high: float, num_ticks: int = 7
     subs: Sequence[float] = (1.0, 3.0) if decades < 3 and num_ticks > 4 else (1.0,)
     # A few ticks at equal distances where the range has no two of these numbers: LogLocator would take up to nine.
     has_two = decades >= 1.0 or sum(low <= sub * 10**power <= high for sub in subs for power in _powers(low, high)) > 1
+    if which == "x" and high >= _LONG_NUMBER:
+        num_ticks = min(num_ticks, 4)
     axis.set_major_locator(LogLocator(subs=subs, numticks=num_ticks) if has_two else MaxNLocator(4))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())

@@ -11,6 +11,7 @@ A request arrives when its client sent it. The last token is the end of a reques
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,9 @@ def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:
     Raises:
         MeasuredRunError: it is no such file, or lacks a column; a request of a row is not whole.
     """
-    read_text(path)
     try:
-        table = pd.read_csv(path, skipinitialspace=True)
-    except (ValueError, OSError) as error:
+        table = pd.read_csv(StringIO(read_text(path)), skipinitialspace=True)
+    except (ValueError, OverflowError) as error:
         raise MeasuredRunError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
     there = f"there are {', '.join(map(str, table.columns))}; see validation.columns"
     if absent := [name for name in names if name not in table]:

@@ -8,6 +8,7 @@ lengths and started.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import MeasuredRunError
+from harness.measured.records import read_text
 
 _NUMBERS = ("isl", "osl", "batch_size", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms")
 _TEXTS = ("id", "backend", "backend_version", "model_path", "system", "precision", "mode")
@@ -42,8 +44,8 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
             systems, backends or precisions are.
     """
     try:
-        table = pd.read_csv(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        table = pd.read_csv(StringIO(read_text(path)))
+    except (ValueError, OverflowError) as error:
         raise MeasuredRunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     if absent := [name for name in (*_NUMBERS, *_TEXTS) if name not in table.columns]:
         raise MeasuredRunError(f"{path}: no column {', '.join(absent)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.documents import user_path
+from harness.config.composing.overrides import quoted
 from harness.errors import MeasuredRunError
 from harness.measured import public_servers
 from harness.measured.records import read_json, read_text
@@ -27,7 +28,7 @@ def with_server(arguments: abc.Sequence[str]) -> tuple[list[str], str | None]:
     version = None if _VERSION in given else recorded_version(kind, user_path(path.strip("'\"")))
     if version is None:
         return list(arguments), None
-    return [*arguments, f"{_VERSION}={version}"], f"{_VERSION}={version}, as the record says"
+    return [*arguments, f"{_VERSION}={quoted(version)}"], f"{_VERSION}={version}, as the record says"
 
 
 def recorded_version(kind: str, path: Path) -> str | None:

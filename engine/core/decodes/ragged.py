@@ -155,6 +155,8 @@ class RaggedDecodes:
 
     @property
     def num_step_tokens(self) -> int:
+        if not self.sequences:
+            return 0
         return len(self.sequences) + int(self._sums.at(self.clock.step, 1)[_DRAFTED, 0])
 
     def num_drafts_of(self, sequence: Sequence) -> int:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection
+from functools import lru_cache
 from itertools import chain, compress, groupby
 
 from engine.core.kv.pool import Evict
@@ -57,6 +58,12 @@ class _Segment:
         self.offset = 0
 
 
+@lru_cache(maxsize=1)
+def _ids(num_blocks: int) -> tuple[int, ...]:
+    """The ids of all blocks, the last first: the same objects for all servers, so that caches hold them once."""
+    return tuple(range(num_blocks - 1, -1, -1))
+
+
 class BlockPool:
     """`num_blocks` blocks.
 
@@ -78,7 +85,7 @@ class BlockPool:
         self.num_extra_references = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
-        self._free = list(range(num_blocks - 1, -1, -1))  # unhashed ones, which go before the queue, the last first
+        self._free = [*_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
         self._queue: OrderedDict[_Segment, None] = OrderedDict()
         self._segment_of: list[_Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
         self._shared: dict[int, int] = {}  # references beyond the first

@@ -16,6 +16,7 @@ from harness.config.schema.reader import models_in, nearest
 from harness.errors import ConfigError
 
 _REFUSALS = (HydraException, OmegaConfBaseException)
+_NUMBER = r"\d+(\.\d*)?"  # of a text that the grammar takes for one: "0.20" is a version, and not 0.2
 _COMPOSING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
 
 
@@ -29,7 +30,7 @@ def quoted(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}: {quoted(each)}' for key, each in value.items())}}}"
     text = str(value)
-    if re.fullmatch(r"[\w./-]+|\$\{[\w:]+\}", text):
+    if re.fullmatch(r"[\w./-]+|\$\{[\w:]+\}", text) and not re.fullmatch(_NUMBER, text):
         return text
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return f"'{escaped}'"

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 _COMPARISONS = ((annotated_types.Ge, "ge", ">="), (annotated_types.Gt, "gt", ">"))
 _UPPER_COMPARISONS = ((annotated_types.Le, "le", "<="), (annotated_types.Lt, "lt", "<"))
+_TELLING = 3  # letters of a key from which its place is guessed by its name alone
 _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -105,23 +106,50 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-def unknown_name(key: str, allowed: Sequence[str]) -> str:
-    """One line about a dotted key whose last segment is none of those allowed at its level."""
-    hint = nearest(key.rpartition(".")[2], allowed)
-    return f"{key}: unknown key{hint} (allowed here: {', '.join(allowed) or 'none'})"
+def unknown_name(key: str, allowed: Sequence[str], root: Sequence[type[BaseModel]] = ()) -> str:
+    """One line about a dotted key whose last segment is none of those allowed at its level.
+
+    `root` are the models of the first level, in which the segment is looked for.
+    """
+    name = key.rpartition(".")[2]
+    if len(name) >= _TELLING and (elsewhere := _elsewhere(root, name)):
+        return f"{key}: unknown key; did you mean {elsewhere!r}?"
+    return f"{key}: unknown key{nearest(name, allowed)} (allowed here: {', '.join(allowed) or 'none'})"
 
 
-def unknown_key(models: Sequence[type[BaseModel]], path: Sequence[str], prefix: str = "") -> str | None:
+def _elsewhere(root: Sequence[type[BaseModel]], name: str) -> str | None:
+    """The dotted key with the fewest groups that ends in `name`, as `scheduler.watermark` does in `watermark`."""
+    level = [("", model) for model in root]
+    while level:
+        for prefix, model in level:
+            if name in model.model_fields and name != "kind":
+                return prefix + name
+        level = [
+            (f"{prefix}{key}.", inner)
+            for prefix, model in level
+            for key, field in model.model_fields.items()
+            for inner in models_in(field.annotation)
+        ]
+    return None
+
+
+def unknown_key(
+    models: Sequence[type[BaseModel]],
+    path: Sequence[str],
+    prefix: str = "",
+    root: Sequence[type[BaseModel]] | None = None,
+) -> str | None:
     """One line about the first segment of a dotted key that no model here has.
 
-    `models` are the variants allowed at this level, `prefix` the dotted path of this level. A key that another
-    variant has is told apart from one that does not exist. None when every segment of the path exists or may exist.
+    `models` are the variants allowed at this level, `prefix` the dotted path of this level, `root` the models of the
+    first one. A key that another variant has is told apart from
+    one that does not exist. None when every segment of the path exists or may exist.
     """
     name, *rest = path
     fields = {key: field for model in models for key, field in model.model_fields.items()}
     full = prefix + name
     if name not in fields:
-        return unknown_name(full, [key for key in fields if key != "kind"])
+        return unknown_name(full, [key for key in fields if key != "kind"], root or models)
     owners = [tag for model in models if name in model.model_fields and (tag := tag_of(model))]
     if not rest:
         group = prefix.rstrip(".")
@@ -133,4 +161,6 @@ def unknown_key(models: Sequence[type[BaseModel]], path: Sequence[str], prefix: 
         keys = item_keys(annotation)
         return unknown_name(f"{full}.{rest[0]}", keys) if keys and rest[0] not in keys else None
     inner = models_in(annotation)
-    return unknown_key(inner, rest, f"{full}.") if inner else f"{full}: holds a value, not keys below it"
+    return (
+        unknown_key(inner, rest, f"{full}.", root or models) if inner else f"{full}: holds a value, not keys below it"
+    )

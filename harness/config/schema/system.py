@@ -47,6 +47,12 @@ class SimEngine(ConfigModel):
     memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang"] | None = None
     max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
 
+    @field_validator("vllm_version", mode="before")
+    @classmethod
+    def _take_number(cls, value: object) -> object:
+        """The text of a version that YAML takes for a number, as it does 0.19."""
+        return repr(value) if isinstance(value, float) else value
+
     @model_validator(mode="after")
     def _check_version(self) -> Self:
         vllm_version(self.vllm_version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import closing, nullcontext
@@ -107,6 +108,7 @@ async def _run(
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # they are noted here
 
     def stop() -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the tracebacks of requests that are cut off
         server.should_exit = True
 
     stops(stop)

@@ -37,7 +37,7 @@ def _panel(table: pd.DataFrame, name: str, by: str) -> Panel:
         x, y = rows[measured].to_numpy(), rows[simulated].to_numpy()
         series.append(Series(str(value), "points", x, y, color, marker=marker, texts=texts))
     errors = np.abs(known[simulated] / known[measured] - 1)
-    facts = f"error: median {errors.median():.1%}, p90 {errors.quantile(0.9):.1%}; grey: ±10 %"
+    facts = f"error: median {errors.median():.1%}, p90 {errors.quantile(0.9):.1%}\ngrey: ±10 %"
     x_axis = Axis(f"measured {name.upper()}, ms", log=True, start=low, end=high)
     y_axis = Axis("simulated, ms", log=True, start=low, end=high)
     return Panel(f"Mean {name.upper()}", x_axis, y_axis, series, facts=facts, height_in=2.6)

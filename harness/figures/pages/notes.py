@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
+import pandas as pd
+
+from harness.errors import TwinServeError
 from harness.figures.pages.words import count
+from harness.results.stored.files import read_summary
+
+_MOST_RUNS = 200  # whose notes are read
+
+
+def notes_of(runs: pd.DataFrame) -> list[str]:
+    """What is to be known of these runs, of the first of those that can be read."""
+    found = {}
+    for run, folder in runs.loc[runs["status"] != "failed", ["run", "folder"]].to_numpy()[:_MOST_RUNS].tolist():
+        with suppress(TwinServeError):
+            found[str(run)] = [str(note) for note in read_summary(Path(folder)).get("notes") or ()]
+    return shared_notes(found)
 
 
 def shared_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from harness.figures.charts.tradeoff import frontier_chart
 from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import by_throughput, tail_of, throughput
 from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures, paragraph, section, table, verdict
-from harness.figures.pages.notes import shared_notes
+from harness.figures.pages.notes import notes_of
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction
 from harness.figures.pages.words import count, limits_of, number_cell, numeric, records, slo_text
@@ -30,7 +29,6 @@ from harness.results.unserved import unserved_text
 
 _VERDICTS = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
 _MOST_FAILED = 20
-_MOST_NOTED = 200
 _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 
 
@@ -58,7 +56,7 @@ def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -
             section("Figures", paragraph(drawn.subtitle, "grey") if drawn else Markup(""), figures(drawn, frontier)),
             section("All configurations", _table(rows, parameters, load, configurations.attrs.get("baseline"))),
             section("Failed", bullets(_failures(runs))),
-            section("Good to know", bullets(shared_notes(_notes(runs)))),
+            section("Good to know", bullets(notes_of(runs))),
             reproduction(
                 folder, environment, config, "All settings of the first run", configurations.attrs.get("fixed")
             ),
@@ -238,15 +236,6 @@ def _failures(runs: pd.DataFrame) -> list[str]:
     failed = runs[runs["status"] == "failed"]
     texts = [f"{row['run']}: {row['error']}" for row in records(failed.head(_MOST_FAILED))]
     return texts + ([f"and {len(failed) - _MOST_FAILED} more"] if len(failed) > _MOST_FAILED else [])
-
-
-def _notes(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """What is to be known of each run by its name, of those that can be read."""
-    found = {}
-    for run, folder in runs.loc[runs["status"] != "failed", ["run", "folder"]].to_numpy()[:_MOST_NOTED].tolist():
-        with suppress(TwinServeError):
-            found[str(run)] = [str(note) for note in read_summary(Path(folder)).get("notes") or ()]
-    return found
 
 
 def _first_settings(runs: pd.DataFrame) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

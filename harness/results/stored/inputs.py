@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from harness.config import RunConfig
 from harness.config.targets import named_targets, source_of
+from harness.errors import ConfigError
 from harness.results.stored.files import INPUTS
+
+_MOST_FILES = 20_000  # in a folder; reading a home folder that was named by mistake would take hours
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
@@ -61,7 +65,10 @@ def _digest(path: Path, describe: Callable[[Path], str]) -> str:
     """Of a file, or of the names and contents of all files below a folder, hidden ones left out."""
     if not path.is_dir():
         return describe(path)
-    inside = sorted((each.relative_to(path), each) for each in path.rglob("*") if each.is_file())
+    files = (each for each in path.rglob("*") if each.is_file())
+    inside = sorted((each.relative_to(path), each) for each in islice(files, _MOST_FILES + 1))
+    if len(inside) > _MOST_FILES:
+        raise ConfigError(f"{path}: more than {_MOST_FILES:,} files, where a profile, a record or a model has a few")
     visible = [(name, each) for name, each in inside if not any(part.startswith(".") for part in name.parts)]
     lines = "".join(f"{name.as_posix()}\0{describe(each)}\n" for name, each in visible)
     return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()

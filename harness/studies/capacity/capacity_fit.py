@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, ndtri
+
+from harness.results.statistics.distributions import log_normal_cdf, normal_quantile
 
 Floats = npt.NDArray[np.float64]
 
@@ -103,17 +104,17 @@ def _posterior(points: Sequence[Point], grid: Floats, room: float) -> Floats:
 def _below_mean(sigma: Floats, room: float) -> Floats:
     """How far the middle of the log odds of runs is below those of the mean share: that of lognormal shares, or, where
     most of the mean is of runs with all requests beyond the limit, so that only `room` of the runs are such."""
-    return np.minimum((1 - 2 * room) * sigma**2 / 2, max(-float(ndtri(room)), 0.0) * sigma)
+    return np.minimum((1 - 2 * room) * sigma**2 / 2, max(-normal_quantile(room), 0.0) * sigma)
 
 
 def _log_likelihood(z: float, overloaded: bool, line: Floats, sigma: Floats) -> Floats:
     """Of a probe whose log odds are `z` where the line gives `line`, up to a constant."""
     if overloaded and z < 0:
-        return log_ndtr(line / sigma)
+        return log_normal_cdf(line / sigma)
     if z < _CALM:
-        return log_ndtr((_CALM - line) / sigma)
+        return log_normal_cdf((_CALM - line) / sigma)
     if z > _CRISIS:
-        return log_ndtr((line - _CRISIS) / sigma)
+        return log_normal_cdf((line - _CRISIS) / sigma)
     known = -(((z - line) / sigma) ** 2) / 2 - np.log(sigma * math.sqrt(2 * math.pi))
     stray = math.log(_STRAY / (_CRISIS - _CALM))
     return np.where(line < z, np.logaddexp(math.log(1 - _STRAY) + known, stray), known)

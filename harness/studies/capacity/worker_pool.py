@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
+from harness import interrupts
 from harness.config import RunConfig
 from harness.errors import TwinServeError
 from harness.studies.capacity.probe import Probe, run_probe
@@ -47,7 +48,7 @@ def num_workers(configs: Iterable[RunConfig], workers: int | None) -> int:
 def submit(workers: int, job: Callable[[], T]) -> Future[T]:
     """Run a job on one of `workers` processes; with one, in this process, before the call returns."""
     if workers > 1:
-        with _main_left_out():
+        with _main_left_out(), interrupts.held():  # a process that is being started is not known yet, nor ended
             return _pool(workers).submit(job)
     future: Future[T] = Future()
     try:

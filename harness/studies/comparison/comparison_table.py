@@ -12,13 +12,14 @@ from rich.text import Text
 
 from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import tail_percentile
+from harness.figures.pages.notes import notes_of
 from harness.results.slo import LIMITED
 from harness.results.step_times import mixed_text
 from harness.results.summary import number, percent
 from harness.results.unserved import unserved_text
 from harness.studies.comparison.notes import notes_on
 
-_MAX_ROWS = 40
+_MAX_ROWS, _MAX_NOTES = 40, 6
 _LABEL_WIDTH = 24  # at most, where there are many columns
 _OVERLOADED, _UNSERVED = " ×", " !"
 _ATTAINED = {f"slo_{name}_attainment": f"{name.upper()}\nin SLO" for name in LIMITED}
@@ -43,6 +44,7 @@ def print_comparison(runs: pd.DataFrame, table: pd.DataFrame, console: Console) 
         _print_context(table, console)
         _print_rows(table, console)
         _print_notes(table, console)
+        _print_notes_of_runs(runs, console)
     _print_left_out(runs, console)
 
 
@@ -157,6 +159,14 @@ def _is_too_short(name: str, row: Mapping[Any, Any]) -> bool:
     if row["num_runs"] > 1 or row.get("verdict") == "overloaded" or not set(ends) <= row.keys():
         return False
     return pd.notna(row[name]) and any(pd.isna(row[end]) for end in ends)
+
+
+def _print_notes_of_runs(runs: pd.DataFrame, console: Console) -> None:
+    notes = notes_of(runs)
+    for note in notes[:_MAX_NOTES]:
+        console.print(Text(f"! {note}", style="dim"))
+    if len(notes) > _MAX_NOTES:
+        console.print(Text(f"! and {len(notes) - _MAX_NOTES} more notes of runs, which are on the page", style="dim"))
 
 
 def _print_notes(table: pd.DataFrame, console: Console) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from harness.errors import ConfigError
 from harness.figures.metrics import is_share
+from harness.results.statistics.distributions import t_quantile
 from harness.studies.comparison.parameters import SEED
 
 _COVERAGE = 0.95
@@ -110,7 +110,7 @@ def t_interval(values: pd.Series[Any], most: float = math.inf) -> tuple[float, f
     known = values.dropna().to_numpy(dtype=np.float64)
     if len(known) < 2:
         return math.nan, math.nan
-    half = float(stats.t.ppf((1 + _COVERAGE) / 2, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
+    half = t_quantile((1 + _COVERAGE) / 2, len(known) - 1) * float(known.std(ddof=1)) / math.sqrt(len(known))
     mean, is_amount = float(known.mean()), bool((known >= 0).all())
     return max(mean - half, 0.0) if is_amount else mean - half, min(mean + half, most)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from engine.documents import DocumentError, check_regular
+from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import TraceError
 from harness.workload.readers import frame
 from harness.workload.rows.layout import Layout
@@ -42,7 +43,8 @@ def read(path: str, rules: RowRules) -> Trace:
     if _HASHES in table and _BLOCK_SIZE in table:
         rows = zip(table["input_tokens"], table[_BLOCK_SIZE], table[_HASHES], strict=True)
         columns["hash_ids"] = [_ids(-1 - row, *values) for row, values in enumerate(rows)]
-        columns["hash_block_size"] = table[_BLOCK_SIZE].fillna(0).astype(np.int64)
+        sizes = table[_BLOCK_SIZE]
+        columns["hash_block_size"] = sizes.where(sizes.between(1, MAX_TOKENS), 0).astype(np.int64)
         columns |= _sessions(table)
     trace = frame.read(pd.DataFrame(columns), path, rules, Layout(time_unit="ms"), name="baseten")
     cancelled = f"{is_cancelled.sum()} requests without an output token are replayed with one"
@@ -57,7 +59,7 @@ def _load(path: str) -> pd.DataFrame:
         if missing := [name for name in _COLUMNS if name not in found]:
             raise TraceError(f"{path}: not a Baseten trace: has no column {', '.join(missing)}")
         wanted = [name for name in (*_COLUMNS, *_OPTIONAL) if name in found]
-        table: pd.DataFrame = pyarrow.parquet.read_table(path, columns=wanted).to_pandas()
+        table: pd.DataFrame = pyarrow.parquet.read_table(path, columns=wanted).to_pandas(ignore_metadata=True)
         numbers = {name: pd.to_numeric(table[name], errors="coerce") for name in _NUMBERS if name in table}
         return table.assign(**numbers).sort_values(_TIME, kind="stable", ignore_index=True)
     except DocumentError as error:
@@ -81,7 +83,7 @@ def _sessions(table: pd.DataFrame) -> dict[str, Any]:
     key = next((name for name in _SESSIONS if name in table), None)
     if key is None:
         return {}
-    codes, values = pd.factorize(table[key])
+    codes, values = pd.factorize(table[key].astype("string"))
     sessions = np.where(codes < 0, len(values) + np.arange(len(codes)), codes)
     if _DURATION not in table:
         return {"session_id": sessions}

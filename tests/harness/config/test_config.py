@@ -85,6 +85,11 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps, vllm_version, "
             "memory_account, max_graph_tokens)",
         ),
+        (
+            ["+enable_prefix_caching=false"],
+            "enable_prefix_caching: unknown key; did you mean 'scheduler.enable_prefix_caching'?",
+        ),
+        (["+scheduler.max_num_seqs=8"], "scheduler.max_num_seqs: unknown key; did you mean 'max_num_seqs'?"),
         (["cost=roofline", "+cost.x=1"], "cost.x: unknown key (allowed here: calibration, other_device)"),
         (
             ["+device.flops.b16=1e12"],

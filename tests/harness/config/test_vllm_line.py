@@ -118,6 +118,7 @@ def test_a_model_or_a_file_that_cannot_be_is_named(name: str) -> None:
         ("docker run --ipc=host ghcr.io/x/vllm-openai --model Qwen/Qwen3-8B {}", None),
         ("docker run vllm/vllm-openai:nightly-01d4d1ad3 vllm serve Qwen/Qwen3-8B {}", None),
         ("docker run vllm/vllm-openai:v0.10.2@sha256:ab12 --model Qwen/Qwen3-8B {}", "0.10.2"),
+        ("docker run vllm/vllm-openai:v0.20 --model Qwen/Qwen3-8B {}", "0.20"),
         (f"{SERVE} {{}}  # vLLM 0.19.1; H100", "0.19.1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None
         "prefill and decode on different GPUs": 1,
         "pipeline, data or expert parallelism": 4,
     }
+
+
+def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.csv")
+    with pytest.raises(MeasuredRunError, match=r"rows.csv: cannot be read: not a regular file$"):
+        read_rows(tmp_path / "rows.csv", {})
 
 
 def test_a_precision_that_the_file_leaves_empty_is_called_nan(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.decodes.step_sums import _FIRST_ROOM
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.sequence import Sequence, SequenceStatus
@@ -89,6 +90,7 @@ def calendar(decodes: Decodes, members: list[Member], blocks: BlockManager, long
             if member.joins == now < member.leaves:
                 sequences[i] = joining(i, member, blocks)
                 decodes.join(sequences[i])
+        assert decodes.num_step_tokens == sum(1 + decodes.num_drafts_of(each) for each in decodes.sequences)
         if not decodes.sequences:
             now += 1
             continue
@@ -130,6 +132,14 @@ def test_ragged_decodes_equal_plain_stepping(data: st.DataObject, block_size: in
     for longest in (1, 100):
         blocks = BlockManager(1000, block_size)
         assert calendar(ragged(those, block_size, num_drafts), those, blocks, longest) == expected
+
+
+def test_nothing_is_computed_where_the_last_decode_ends_as_the_sums_do() -> None:
+    those = [Member(0, 10_000, 5, (1,) * _FIRST_ROOM)]
+    decodes = ragged(those, 16, num_drafts=1)
+    decodes.join(joining(0, those[0], BlockManager(1000, 16)))
+    decodes.advance(_FIRST_ROOM)
+    assert not decodes.sequences and decodes.num_step_tokens == 0
 
 
 @given(those=members(num_drafts=0), block_size=st.integers(1, 7))

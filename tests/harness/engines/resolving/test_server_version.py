@@ -122,11 +122,16 @@ def test_a_version_has_the_defaults_since_the_one_before_it(name: str | None, ex
     assert (found.async_scheduling, found.memory_account) == expected
 
 
+def test_a_version_that_yaml_takes_for_a_number_is_one() -> None:
+    assert composed("engine.vllm_version=0.19").engine == composed("engine.vllm_version='0.19'").engine
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("engine.vllm_version=newest", "engine.vllm_version=newest: must be a version of vLLM such as 0.19.0"),
-        ("engine.vllm_version=0.2.1", "engine.vllm_version=0.2.1: must be 0.9 or newer"),
+        ("engine.vllm_version=0.2.1", "engine.vllm_version=0.2.1: must be 0.9 or newer; see"),
+        ("engine.vllm_version=0.20", r"engine.vllm_version=0.2: must be 0.9 or newer \(.*: write 0.20 as 0.20.0\)"),
         ("cost.profile=auto+merlin", "no kernel 'merlin'"),
         ("cost.profile=auto+marlin", "marlin: has no times of Qwen/Qwen3-8B"),
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from socket import create_connection
 
 import pandas as pd
 import pytest
 
 from harness import run
+from harness.engines.serving import serve
 from harness.errors import ConfigError
 from tests.harness.engines.serving.builders import SIMULATED, serving, until_idle
 
@@ -55,3 +57,13 @@ def test_prefixes_hit_samples_differ_and_clients_that_go_are_forgotten(tmp_path:
 def test_what_it_cannot_be_is_refused(override: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task=serve"), serving(tmp_path, *SIMULATED, override):
         pass
+
+
+def test_a_request_that_is_cut_off_by_the_end_leaves_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "_LAST_S", 0.1)
+    with serving(tmp_path, *SIMULATED) as server, create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        assert server.ask("/health")[0] == 200
+    assert capfd.readouterr().err == ""

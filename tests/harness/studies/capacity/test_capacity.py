@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from harness import interrupts
 from harness.config import RunConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.studies.capacity import capacity as task
@@ -115,6 +116,21 @@ def test_an_interrupted_search_keeps_its_probes_and_the_answer_so_far(
     assert document_in(tmp_path)["sentence"] in " ".join(capsys.readouterr().out.split())
     assert "Interrupted: this is the answer so far" in document_in(tmp_path)["sentence"]
     assert with_labels([row, row])[0]["label"].endswith(" (interrupted)")
+
+
+def test_an_interrupt_waits_until_the_processes_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose start is cut off is unknown, runs on, and prints a traceback."""
+    started: list[object] = []
+
+    class Starting:
+        def submit(self, job: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+            started.append(job)
+
+    monkeypatch.setattr(worker_pool, "_pool", lambda workers: Starting())
+    with interrupts.raised(), pytest.raises(KeyboardInterrupt):
+        worker_pool.submit(2, lambda: None)
+    assert started
 
 
 @pytest.mark.long

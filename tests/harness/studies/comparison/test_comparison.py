@@ -159,6 +159,8 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
         store(tmp_path / "in/cut", {"max_num_seqs": 64}, until_s=1.0),
         fail(tmp_path / "in/bad", "out of [red]memory"),
     ]
+    summary = json.loads((folders[0] / "summary.json").read_text(encoding="utf-8"))
+    (folders[0] / "summary.json").write_text(json.dumps(summary | {"notes": ["drafts were [bold]assumed"]}))
     stream, out = io.StringIO(), tmp_path / "out"
     paths, left_out = write_comparison(folders, out, console=Console(file=stream, width=100))
     assert left_out == ["bad"]
@@ -175,6 +177,7 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
     assert "measured" in row and f"{combine(folders)['output_throughput'][2]:,.0f}" in row
     assert "! interrupted before the end: cut" in text
     assert "! bad failed: out of [red]memory" in text
+    assert "! 8: drafts were [bold]assumed" in text
 
 
 def test_undefined_numbers_are_dashes_in_the_combined_table(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -259,13 +258,6 @@ def test_errors_of_users_are_one_line(overrides: tuple[str, ...], message: str, 
         execute_in(tmp_path, config(*TINY, *objective, *overrides))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_without_optuna_the_task_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="optuna is not installed"):
-        execute_in(tmp_path, config(*CAPACITY, SEATS))
 
 
 def test_ranges_are_whole_where_their_ends_are() -> None:

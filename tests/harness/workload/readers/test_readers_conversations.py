@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,21 @@ def test_baseten_without_hashes_has_no_sessions(tmp_path: Path) -> None:
     assert "session_id" not in baseten(tmp_path, rows).table
     with pytest.raises(TraceError, match="not a Baseten trace: has no column input_tokens, output_tokens"):
         baseten(tmp_path, [{"timestamp_start_unix_ms": 1}])
+
+
+@pytest.mark.parametrize("odd", [{"block_size": math.inf}, {"block_size": 1e300}, {"provided_session_id": ["a"]}])
+def test_baseten_odd_values_cost_rows_or_are_read(odd: dict[str, Any], tmp_path: Path) -> None:
+    try:
+        assert len(baseten(tmp_path, [each | odd for each in ROWS]).table) == len(ROWS)
+    except TraceError as error:
+        assert "hash_block_size" in str(error)
+
+
+def test_baseten_needs_no_description_of_the_table_by_pandas(tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(pd.DataFrame(ROWS).drop(columns="total_hashes"))
+    damaged = table.schema.metadata[b"pandas"].replace(b"numpy_type", b"x")
+    pyarrow.parquet.write_table(table.replace_schema_metadata({b"pandas": damaged}), tmp_path / "a.parquet")
+    assert len(load_trace(BasetenTrace(path=str(tmp_path / "a.parquet")), seed=0).table) == len(ROWS)
 
 
 def test_baseten_rows_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
