@@ -31,7 +31,9 @@ def test_the_version_of_a_record_or_of_its_log_is_taken(tmp_path: Path, in_log: 
         assert with_server(given) == (given, None)
     (tmp_path / "meta.json").write_text('{"vllm_version": "0.20"}')
     if not in_log:
-        assert composed(*with_server([f"validation.measured=llmservingsim:{tmp_path}"])[0]).engine.vllm_version == "0.20"
+        assert (
+            composed(*with_server([f"validation.measured=llmservingsim:{tmp_path}"])[0]).engine.vllm_version == "0.20"
+        )
 
 
 def test_a_version_that_contradicts_itself_or_is_not_known_is_not_taken(tmp_path: Path) -> None:
