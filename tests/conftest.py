@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,17 @@ def one_thread() -> None:
 
 _freeze, _unfreeze = gc.freeze, gc.unfreeze
 _get_context = multiprocessing.get_context
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the mark `sample`, so many cases are for every commit, evenly spaced; the others are `long`."""
+    for _, group in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = list(group)
+        count = mark.args[0] if (mark := cases[0].get_closest_marker("sample")) else len(cases)
+        for place, case in enumerate(cases):
+            if place * count % len(cases) >= count:
+                case.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -134,6 +134,7 @@ def first_shown() -> dict[str, list[list[str]]]:
 
 @pytest.mark.usefixtures("forgetting")
 @pytest.mark.parametrize("page", first_shown())
+@pytest.mark.sample(5)
 def test_the_commands_of_a_page_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     write_samples(tmp_path)
     write_files(page, tmp_path)

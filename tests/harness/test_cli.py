@@ -109,6 +109,7 @@ USER_ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "expected"), USER_ERRORS, ids=lambda value: str(value)[:40])
+@pytest.mark.sample(16)
 def test_user_errors_are_one_line_and_exit_code_2(
     launch: Launch, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:

@@ -208,6 +208,7 @@ class SlowerAndSlower:
     ("first_ns", "later_ns", "num_outputs"),
     [(2 * 10**14, 1, 10), (1000, 2 * 10**14, 10), (1000, -(2**63), 10), (9 * 10**13, 9 * 10**13, 60_000)],
 )
+@pytest.mark.sample(4)
 def test_times_beyond_all_reason_end_the_run(first_ns: int, later_ns: int, num_outputs: int, compress: bool) -> None:
     """-2^63 is what numpy makes of a time beyond the range of int64; the last case is of many steps."""
     if first_ns == 1000 and not compress:

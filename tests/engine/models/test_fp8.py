@@ -22,7 +22,6 @@ from engine.runner.executors import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.models.builders import SIZES, prompts  # noqa: E402
 from tests.engine.models.float8 import CHANNELS, FLOAT8, FP8, LAYOUTS, SETTINGS, build, generate, make_pair, save_plain  # noqa: E402
-from tests.selection import few  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_plain(config, tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("layout", few(LAYOUTS, 1, pytest.mark.long))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sample(1)
 def test_a_float8_checkpoint_gives_the_tokens_of_its_dequantised_weights(
     plain: Path, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_every_key_is_explained() -> None:
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group.name not in ("experiment", "trace/lengths")],
                          ids=lambda group: group.name)  # fmt: skip
+@pytest.mark.sample(8)
 def test_the_keys_of_a_group_are_those_that_hydra_composes(group: Group) -> None:
     """Those of its last option, as each takes a while to compose."""
     option = group.options[-1]
@@ -86,6 +87,7 @@ def test_a_search_finds_the_keys_that_match_by_name_or_explanation_and_no_others
 
 
 @pytest.mark.parametrize("group", TREE.values(), ids=lambda group: group.name or "top")
+@pytest.mark.sample(14)
 def test_every_key_is_found_by_its_name(group: Group) -> None:
     for key in group.keys:
         assert key.name in keys_shown(help_text.build_from(list(TREE.values()), [key.name]))

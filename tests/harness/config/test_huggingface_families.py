@@ -20,7 +20,6 @@ from harness.engines.resolving.shapes import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from simulator.models.model import Model  # noqa: E402
 from tests.harness.config.builders import read, write  # noqa: E402
-from tests.selection import few  # noqa: E402
 
 FOLDER = Path(__file__).parent / "checkpoints"
 CHECKPOINTS = sorted(FOLDER.glob("*.json"))
@@ -42,9 +41,8 @@ def shape(path: Path) -> Model:
     return model_shape(ModelConfig(**read(path)), "none", "auto")
 
 
-@pytest.mark.parametrize(
-    "path", few(CHECKPOINTS[::2] + CHECKPOINTS[1::2], 15, pytest.mark.long), ids=lambda path: path.stem
-)
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
 def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
     data = json.loads(path.read_text())
     data.pop("quantization_config", None)
@@ -64,6 +62,7 @@ def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
         ("smollm3-3b", {"mlp_bias": True}),
     ],
 )
+@pytest.mark.sample(4)
 def test_biases_are_weights(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
     data = json.loads((FOLDER / f"{name}.json").read_text()) | changed
     assert shape(write(tmp_path, data)).weight_bytes() == 2 * num_parameters(data)

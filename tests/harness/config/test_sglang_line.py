@@ -42,6 +42,7 @@ def of(command: str, *more: str) -> RunConfig:
         ("rtx-4090", 1, 1, 4096, 48, 0.699),
     ],
 )
+@pytest.mark.sample(3)
 def test_defaults_are_those_of_sglang_on_the_device(
     device: str, ranks: int, page: int, chunk: int, graph: int, share: float
 ) -> None:

@@ -231,6 +231,7 @@ def test_what_is_given_beside_it_counts() -> None:
         "--spec-method ngram --spec-tokens 2 --device_memory_utilization 0.8",
     ],
 )
+@pytest.mark.sample(4)
 def test_there_and_back(flags: str) -> None:
     settings = of(f"{SERVE} {flags}")
     line = serve_command(settings)

@@ -77,6 +77,7 @@ def test_the_lines_of_vllm_hand_over() -> None:
 
 
 @pytest.mark.parametrize(("rate", "verdict"), [(8, "stable"), (60, "overloaded")])
+@pytest.mark.sample(1)
 def test_the_busiest_pool_decides_the_verdict(rate: float, verdict: str) -> None:
     """One server for prompts of 4,000 tokens, of which it computes about 10 a second; four for a few decodes."""
     lengths = ("trace=synthetic", "trace/lengths@trace.prompt=constant", "trace.prompt.value=4000",

@@ -6,27 +6,23 @@ import numpy as np
 import pytest
 
 from harness import run
-from tests.selection import few
 
 SMALL_POOL = ["num_blocks=400", "trace.num_requests=70", "frontend=none"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "overrides",
-    few(
-        [
-            ["trace.num_requests=40", "scheduler=vllm"],
-            [*SMALL_POOL, "scheduler=vllm", "replicas=2"],
-            [*SMALL_POOL, "scheduler.preemption=swap", "tiers=host"],
-            [*SMALL_POOL, "trace.n=2"],
-            ["trace.num_requests=40"],
-            SMALL_POOL,
-            [*SMALL_POOL, "scheduler=vllm"],
-            [*SMALL_POOL, "pipeline_parallel_size=2"],
-        ],
-        4,
-        pytest.mark.long,
-    ),
+    [
+        ["trace.num_requests=40", "scheduler=vllm"],
+        [*SMALL_POOL, "scheduler=vllm", "replicas=2"],
+        [*SMALL_POOL, "scheduler.preemption=swap", "tiers=host"],
+        [*SMALL_POOL, "trace.n=2"],
+        ["trace.num_requests=40"],
+        SMALL_POOL,
+        [*SMALL_POOL, "scheduler=vllm"],
+        [*SMALL_POOL, "pipeline_parallel_size=2"],
+    ],
     ids=" ".join,
 )
 def test_it_is_the_time_that_requests_wait(overrides: list[str]) -> None:

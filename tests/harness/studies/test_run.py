@@ -49,6 +49,7 @@ def test_equal_seeds_give_equal_results_and_others_do_not(tmp_path: Path) -> Non
     ],
     ids="+".join,
 )
+@pytest.mark.sample(5)
 def test_every_kind_of_run_finishes_all_requests(overrides: list[str], tmp_path: Path) -> None:
     summary = run(config("trace.num_requests=80", *overrides), tmp_path)
     assert summary["complete"] and summary["completed"] + summary["rejected"] == 80

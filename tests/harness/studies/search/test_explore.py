@@ -252,6 +252,7 @@ def test_contradicting_configurations_are_given_up(made_up: list[int], tmp_path:
         ((SEATS, "search.objective=capacity_per_gpu"), "metrics.slo: task=search needs a limit to hold"),
     ],
 )
+@pytest.mark.sample(5)
 def test_errors_of_users_are_one_line(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
     objective = () if any("objective" in each for each in overrides) else ("search.objective=output_throughput",)
     with pytest.raises(TwinServeError) as error:
