@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +23,7 @@ from harness.jobs import execute
 from harness.record.recorder import Recorder
 from harness.results.stored.files import read_results
 from harness.terminal import run
-from tests.harness.builders import TRACES, config
+from tests.harness.builders import ROOT, TRACES, config
 
 
 def write_csv(path: Path, rows: list[str]) -> str:
@@ -129,6 +135,31 @@ def test_public_traces_replay_with_their_own_times(overrides: list[str], num_req
     words = overrides[0].split()
     summary = run(config(*words, "trace.limit=500", "arrival=trace", "max_num_seqs=512"), tmp_path)
     assert summary["num_prompts"] == num_requests and summary["complete"]
+
+
+@pytest.mark.long
+def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path) -> None:
+    num_requests = 500_000
+    command = [
+        sys.executable, "run.py", f"trace.num_requests={num_requests}", "plots=false", "verbose=true",
+        f"hydra.run.dir={tmp_path}",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        while "KV pool" not in process.stdout.readline():
+            assert process.poll() is None, "the run ended before it began"
+        time.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["complete"] is False
+    requests = read_results(tmp_path)[0].requests
+    assert len(requests) == num_requests
+    assert 0 < (requests["status"] == "finished").sum() == summary["completed"] < num_requests
 
 
 @pytest.mark.parametrize(
