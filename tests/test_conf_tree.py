@@ -160,7 +160,7 @@ def with_option(path: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("options", chosen_together(), ids=" ".join)
-@pytest.mark.sample(60)
+@pytest.mark.sample(45)
 def test_every_option_composes_and_parses(options: list[str]) -> None:
     config = with_options(options)
     assert parse(OmegaConf.create(config.model_dump(mode="json"))) == config

@@ -52,6 +52,7 @@ from tests.harness.measured.builders import (
         "planned ahead",
     ],
 )
+@pytest.mark.sample(3)
 def test_a_run_with_the_cost_model_itself_has_no_error(overrides: list[str], tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *overrides)
     found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b")
