@@ -12,6 +12,8 @@ import os
 import re
 import stat
 import zlib
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +30,7 @@ else:
 MAX_DEPTH = 64  # of values within each other, the innermost number or text included
 MAX_YAML_BYTES = 1 << 20  # PyYAML takes some seconds for this much
 MAX_JSON_BYTES = 2 << 30
+_PIECE_BYTES = 1 << 20
 BAD_FILE = (OSError, EOFError, zlib.error)  # what reading a file raises, of a damaged gzip file too
 _GZIP = b"\x1f\x8b"
 _MAX_INTEGER = 1 << 64
@@ -54,7 +57,8 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     check_regular(path, max_bytes)
     try:
         with unzipped(path) as file:
-            data = file.read(max_bytes + 1)
+            pieces = iter(partial(file.read, _PIECE_BYTES), b"")  # to read up to a size makes room for all of it
+            data = b"".join(islice(pieces, max_bytes // _PIECE_BYTES + 1))
     except BAD_FILE as error:
         raise DocumentError(f"cannot be read: {reason_of(error)}") from None
     if len(data) > max_bytes:

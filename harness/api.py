@@ -197,6 +197,8 @@ def _job(asked: Asked) -> Run:
 
 def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list[str], pd.DataFrame | None]:
     """The overrides that choose `trace`, too, and its rows where they are in memory."""
+    if odd := [each for each in overrides if not isinstance(each, str)]:
+        raise ConfigError(f"{odd[0]!r}: an override is text, such as 'model=qwen3-8b'")
     if trace is None:
         return list(overrides), None
     keys = {text.partition("=")[0] for text in overrides}
@@ -206,6 +208,8 @@ def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list
         if "trace" in keys:
             raise ConfigError("trace: given twice, as an override and as a DataFrame")
         return ["trace=jsonl", f"trace.path={_IN_MEMORY}", *overrides], trace
+    if not isinstance(trace, str | PathLike):
+        raise ConfigError(f"trace: must be a DataFrame or the path of a file, not {type(trace).__name__}")
     path = Path(trace)
     kind = [] if "trace" in keys else [f"trace={_KINDS[path.suffix]}"] if path.suffix in _KINDS else None
     if kind is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -109,7 +110,7 @@ def _check_output(config: RunConfig, folder: Path) -> None:
     settings = config.validation
     measured = [settings.measured, *settings.repeats]
     for name in (name.partition(":")[2] for name in measured if name):
-        if user_path(name).resolve() == folder.resolve():
+        if os.path.realpath(user_path(name)) == os.path.realpath(folder):
             raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
 
 

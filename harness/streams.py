@@ -25,7 +25,9 @@ def tolerant() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _tolerant(stream: TextIO) -> TextIO:
+def _tolerant(stream: TextIO | None) -> TextIO:
+    if stream is None:  # closed by who started the program
+        stream = open(os.devnull, "w")  # noqa: SIM115  # for as long as the program runs
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
     return cast(TextIO, _Tolerant(stream))

@@ -28,8 +28,8 @@ class Speculation(NamedTuple):
     def num_drafts(self) -> int:
         return len(self.rates)
 
-    def make_decodes(self, block_size: int, longest: int) -> Decodes:
-        return RaggedDecodes(block_size, longest, self.num_drafts, self.trajectory)
+    def make_decodes(self, block_size: int, longest: int, *, plans_ahead: bool = False) -> Decodes:
+        return RaggedDecodes(block_size, longest, self.num_drafts, self.trajectory, plans_ahead=plans_ahead)
 
     def trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
         """Tokens after 0, 1, 2, ... steps. The draws hang on the sequence and on how far it is, and on no other."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import simpy
-
 from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
 from simulator.drivers.lockstep import Lockstep, Ranks
-from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Phase
+from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Call, Clock
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
 from simulator.gateway import Decoders, Gateway, MakeRequest
@@ -71,7 +69,7 @@ class Fleet:
             if replica.scheduler.num_lanes > 1 and not (stages and stages[number]):
                 raise ValueError("a replica has one lane; several are for pipelines")
         self._replicas = replicas
-        self._env = simpy.Environment(initial_time=0)
+        self._env = Clock()
         self._stages = stages
         self._ranks = ranks
         self._staffing = staffing
@@ -116,7 +114,7 @@ class Fleet:
             crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: self._env.now)
         self._expect()
         if self._reading_ns and len(self._replicas) > 1:
-            Phase(self._env, READINGS, 0, self._read)
+            self._env.call(READINGS, 0, self._read)
         self._env.run()
         while crew is not None and crew.give_up():
             self._env.run()
@@ -132,17 +130,17 @@ class Fleet:
         if self._alone or self._gateway.next_ns >= self._dispatch_ns:
             return
         self._dispatch_ns = self._gateway.next_ns
-        Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
+        self._env.call(ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
 
     def _later(self, delay_ns: int, then: Callable[[], None], phase: int = HANDOVERS) -> None:
-        Phase(self._env, phase, delay_ns, lambda event: then())
+        self._env.call(phase, delay_ns, lambda call: then())
 
-    def _read(self, event: simpy.Event) -> None:
+    def _read(self, call: Call) -> None:
         self._gateway.read_metrics()
         if self._env.peek() < NEVER:  # as long as anything is to come
-            Phase(self._env, READINGS, self._reading_ns, self._read)
+            self._env.call(READINGS, self._reading_ns, self._read)
 
-    def _dispatch(self, event: simpy.Event) -> None:
+    def _dispatch(self, call: Call) -> None:
         if self._replicas[0].is_stopping or self._env.now != self._dispatch_ns:
             return  # or there was an earlier one, which has expected those that follow
         self._dispatch_ns = NEVER

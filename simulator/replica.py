@@ -228,18 +228,18 @@ class Replica:
         Raises:
             ImplausibleStepError: a time is beyond all reason.
         """
-        if plan.horizon == 1 or not self.compress or self.is_stopping:
+        passed, end = (1, price) if isinstance(price, int) else (len(price[1]), price[1].item(-1))
+        wait = self.next_event_ns() - start
+        if passed == plan.horizon or not self.compress or self.is_stopping or (wait <= end and not self.plans_several):
             return None
         durations, ends = (np.array([price]),) * 2 if isinstance(price, int) else price
-        passed, wait = len(ends), self.next_event_ns() - start
-        limit = max(_GROWTH * passed if passed > 1 else 2, self._steps_foreseen(start, durations.item(0)))
-        if wait <= ends.item(-1):
+        limit = max(_GROWTH * passed, self._steps_foreseen(start, durations.item(0)))
+        if wait <= end:
             limit = self._steps_until_seen(wait, ends)
         limit = min(limit, plan.horizon)
         if limit <= passed:
             return None
-        work, cost_model = plan.work.after(passed), self.cost_model
-        later = [cost_model.step_ns(work)] if limit == 2 else cost_model.decode_ns(work, limit - passed)
+        later = self.cost_model.decode_ns(plan.work.after(passed), limit - passed)
         durations = self._plausible(np.concatenate((durations, later)), limit)
         ends = np.add.accumulate(durations)
         self._under_way = start, ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import gcd
 
 from engine.core.decodes.uniform import uniform_decodes
@@ -51,9 +52,12 @@ def scheduler_of(system: System) -> Scheduler:
         max_num_seqs=system.max_num_seqs,
         max_num_batched_tokens=system.max_num_batched_tokens,
         max_model_len=system.max_model_len,
-        make_decodes=uniform_decodes if system.speculation is None else system.speculation.make_decodes,
+        make_decodes=uniform_decodes
+        if system.speculation is None
+        else partial(system.speculation.make_decodes, plans_ahead=system.scheduler.async_scheduling),
         contiguous=system.contiguous,
         cached_size=system.pool.cached_size,
+        state_blocks=system.pool.state_blocks,
         num_host_blocks=system.tiers.num_host_blocks,
         transfer_block_us=system.tiers.transfer_block_us(system.pool),
         offload=system.tiers.offload,

@@ -1,6 +1,7 @@
 """What the version of vLLM decides of a simulation: one row for each version from which on something is different.
 
-    asynchronous scheduling   by default since 0.14 (pull request 23569)
+    asynchronous scheduling   by default since 0.14 (pull request 23569); with drafts of heads, of a draft model since
+                              0.27 (inferred: 0.26 has it when asked), never of prompt lookup on the CPU
     memory account            the sampler sorts all logits until 0.16 (`simulator.models.memory`); an estimate of the
                               CUDA graphs is set apart since 0.20 (pull request 30515; logs of 0.20.0 say so)
     share of the memory       --gpu-memory-utilization is 0.92 by default since 0.20, to make up for it
@@ -8,6 +9,10 @@
     free blocks               those without a hash are taken first since 0.23
     priorities                who gives way itself no longer ends the step for those after it since 0.33
     thresholds                --long-prefill-token-threshold leaves alone who is alone since 0.31
+    admissions with drafts    one that has one token to compute is padded to a decode with drafts since 0.25, beside
+                              decodes only; near the longest sequence it waits until 0.28; beside no decodes, too, since
+                              0.31, if a part of its prompt is cached
+    tokens of drafts          can be found when their step has run since 0.33, not only when the next one is planned
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
@@ -50,11 +55,19 @@ class VllmVersion(NamedTuple):
     tokens_of_160_gib: int = 8192
     cuts_alone: bool = True
     ends_with_giving_way: bool = True
+    pads_admissions: str = "never"
+    finds_verified: bool = False
+    draft_models_ahead: bool = False
 
     @property
-    def options(self) -> dict[str, bool]:
+    def options(self) -> dict[str, bool | str]:
         """Of the policy admission_order."""
-        return {"cuts_alone": self.cuts_alone, "ends_with_giving_way": self.ends_with_giving_way}
+        return {
+            "cuts_alone": self.cuts_alone,
+            "ends_with_giving_way": self.ends_with_giving_way,
+            "pads_admissions": self.pads_admissions,
+            "finds_verified": self.finds_verified,
+        }
 
     def batch_defaults(self, memory_bytes: int, device: str) -> tuple[int, int]:
         """`--max-num-seqs` and `--max-num-batched-tokens` of a server that is given neither, by the device's memory and
@@ -75,9 +88,12 @@ _VERSIONS = (
     VllmVersion((0, 20), True, "vllm", ("cutlass_fp4",), 0.92),
     VllmVersion((0, 22), True, "vllm", (), 0.92),
     VllmVersion((0, 23), True, "vllm", (), 0.92, "unhashed_first"),
-    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384),
-    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False),
-    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False),
+    VllmVersion((0, 25), True, "vllm", (), 0.92, "unhashed_first", pads_admissions="or_waits"),
+    VllmVersion((0, 27), True, "vllm", (), 0.92, "unhashed_first", 8192, True, True, "or_waits", False, True),
+    VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384, True, True, "or_waits", False, True),
+    VllmVersion((0, 29), True, "vllm", (), 0.92, "unhashed_first", 16384, True, True, "with_decodes", False, True),
+    VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False, True, "always", False, True),
+    VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True, True),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)

@@ -29,16 +29,20 @@ class Flight:
         is_advanced: its tokens are counted.
         started: sequences to which the last chunk of a prompt gave a token.
         ended: sequences that got their last token with it.
+        late: those whose end was not foreseen: they decode on until it is committed.
         victims: decoding sequences that got a token with it and were preempted before it was committed.
         drafts: what became of the drafts.
+        padded: those that it admitted with padding, as if drafts of them were under way.
     """
 
-    __slots__ = ("plan", "is_advanced", "started", "ended", "victims", "drafts")
+    __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded")
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, padded: abc.Collection[Sequence] = ()) -> None:
         self.plan = plan
+        self.padded = padded
         self.is_advanced = False
         self.started: abc.Sequence[Sequence] = ()
         self.ended: list[Sequence] = []
+        self.late: abc.Sequence[Sequence] = ()
         self.victims: abc.Sequence[Sequence] = ()
         self.drafts: Drafts | None = None

@@ -41,12 +41,13 @@ class StepDraft:
 
     The attributes are those of `StepPlan`, and:
         now: the time of planning.
+        padded: of the admitted, those that compute as many tokens as a decode with drafts, though they need only one.
         wait_until: when to plan again at the latest if the draft stays empty; None: when something happens.
         is_starved: blocks ran out, so somebody had to give way and nobody may be admitted.
     """
 
     __slots__ = (
-        "now", "prefills", "admitted", "parked", "preempted", "paused", "transfers", "growth", "num_decodes",
+        "now", "prefills", "admitted", "padded", "parked", "preempted", "paused", "transfers", "growth", "num_decodes",
         "wait_until", "is_starved",
     )  # fmt: skip
 
@@ -54,6 +55,7 @@ class StepDraft:
         self.now = now
         self.prefills: list[PrefillChunk] = []
         self.admitted: list[Sequence] = []
+        self.padded: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.preempted: list[Sequence] = []
         self.paused: list[Sequence] = []
@@ -88,9 +90,10 @@ class StepPlan(NamedTuple):
         num_kv_tokens: slots of these blocks that hold a token's KV when the first step has run.
         num_reserved_slots: slots of these blocks that are kept for tokens to come: as `SlotCounts` has it.
         num_external_slots: slots of free blocks that are of no use: as `SlotCounts` has it.
-        num_padding_seqs: how many of `decodes` are padding (`engine.core.running.padding`).
-        num_padding_tokens: tokens of the first step that nobody needs: of padding, and of prompts that are padded to
-            the longest of the step, as `work` has them and `prefills` has not.
+        num_padding_seqs: how many of `decodes` are padding (`engine.core.running.padding`), or have ended with an
+            accepted draft of the step under way.
+        num_padding_tokens: tokens of the first step that nobody needs: of these, and of prompts that are padded to the
+            longest of the step or to a decode with drafts, as `work` has them and `prefills` has not.
     """
 
     lane: int

@@ -75,10 +75,13 @@ class Scheduler:
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             limits.check(decodes.tokens_per_decode, pads=policy.pads)
             bounds = limits.of_lane(lane, num_lanes, pads=policy.pads)
-            self._planners.append(StepPlanner(blocks, self.waiting, running, bounds, policy.preemption, policy.admit))
+            self._planners.append(
+                StepPlanner(blocks, self.waiting, running, bounds, policy.preemption, policy.admit, self.max_model_len)
+            )
         self._lanes = [planner.running for planner in self._planners]
         pads_to = self.max_model_len if policy.pads else None
-        self._progress = [Progress(lane, blocks, self.waiting, pads_to) for lane in self._lanes]
+        finds = policy.finds_verified
+        self._progress = [Progress(lane, blocks, self.waiting, pads_to, finds_verified=finds) for lane in self._lanes]
         self._maker = PlanMaker(
             [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
         )
@@ -167,6 +170,8 @@ class Scheduler:
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
         if running.flights:
             self._advance(lane)
+        elif running.paused:  # what they waited for has come
+            running.resume()
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
@@ -175,14 +180,16 @@ class Scheduler:
         self._policy.compose(planner, draft)
         while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
             self._unreported.preempted += draft.preempted
-            self._unreported.paused += draft.paused
-            if running.paused:
+            self._unreported.paused += running.paused
+            if running.paused and not running.flights:  # some of them may end with what is under way
                 running.resume()
             if not draft.preempted or running.flights:
                 self.wait_until = draft.wait_until
                 return None
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
+        if running.paused:
+            draft.paused += running.paused
         if self._unreported.preempted or self._unreported.paused:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused
@@ -190,7 +197,7 @@ class Scheduler:
         if self.blocks.moves:
             draft.transfers[:0] = self.blocks.pop_moves()
         plan = self._maker.make(lane, draft)
-        running.flights.append(Flight(plan))
+        running.flights.append(Flight(plan, draft.padded))
         return plan
 
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:

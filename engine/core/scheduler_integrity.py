@@ -61,8 +61,10 @@ def check_tables(
             num_held = sequence.num_computed_tokens
             if sequence in lane.prefilling and not allocates_chunks:
                 num_held = sequence.num_tokens
-            # Room for drafts that were not accepted is kept.
-            num_spare = lane.decodes.tokens_per_decode - 1 if sequence in lane.decodes.sequences else 0
+            # Room for drafts that were not accepted is kept: of the last step, and where that was planned ahead, of the
+            # one before it.
+            is_decoding = sequence in lane.decodes.sequences or sequence in lane.paused
+            num_spare = (1 + lane.lag) * (lane.decodes.tokens_per_decode - 1) * is_decoding
             if not lane.flights and sequence not in lane.parked:
                 most = blocks.blocks_for(num_held + num_spare)
                 assert blocks.blocks_for(num_held) <= len(sequence.block_table) <= most

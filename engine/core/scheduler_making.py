@@ -11,6 +11,7 @@ from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import Contiguous, ContiguousManager
 from engine.core.kv.radix import RadixManager
+from engine.core.kv.stateful import StatefulManager
 from engine.core.kv.tier import HOST, Tier
 from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
@@ -34,6 +35,7 @@ def make_scheduler(
     make_decodes: MakeDecodes = uniform_decodes,
     contiguous: Contiguous | None = None,
     cached_size: float = 1.0,
+    state_blocks: int = 0,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
@@ -41,7 +43,7 @@ def make_scheduler(
     which preemption="auto" compares with `options.recompute_token_us`. With `offload`, what leaves the prefix cache
     goes there and further. With `contiguous`, blocks are not handed out one by one but as reservations; what is
     admitted leaves no watermark then, as nobody grows. `cached_size` is the memory of a cached block as a multiple of a
-    held one's.
+    held one's. Each sequence holds `state_blocks` for its state, beside those of its tokens.
 
     Raises:
         ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
@@ -55,7 +57,7 @@ def make_scheduler(
         raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
     blocks = _make_blocks(
         options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous, cached_size, num_lanes,
-        make_decodes,
+        make_decodes, state_blocks,
     )  # fmt: skip
     watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(
@@ -97,6 +99,7 @@ def _make_blocks(
     cached_size: float,
     num_lanes: int,
     make_decodes: MakeDecodes,
+    state_blocks: int,
 ) -> BlockManager:
     num_blocks -= options.reserved_blocks
     if contiguous is not None:
@@ -106,12 +109,15 @@ def _make_blocks(
             raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
         longest = max_model_len or num_blocks * block_size
         num_drafts = make_decodes(block_size, longest).tokens_per_decode - 1
+        num_drafts += bool(num_drafts and options.async_scheduling)  # those behind the last token may be verified, too
         return ContiguousManager(num_blocks, block_size, contiguous, longest, num_drafts)
     if options.eviction == "radix":
         if offload is not None or num_lanes > 1:
             raise ValueError("eviction=radix: goes with neither tiers behind the device nor a pipeline")
         return RadixManager(num_blocks, block_size, enable_prefix_caching=options.enable_prefix_caching)
     host = Tier(HOST, num_host_blocks) if num_host_blocks else None
+    if state_blocks:
+        return StatefulManager(num_blocks, block_size, state_blocks, eviction=options.eviction, host=host)
     cached_tiers = None
     if offload is not None:
         offload.check(options)

@@ -66,7 +66,9 @@ class _Server:
     async def tokenize(self, request: Request) -> Response:
         body = await _body(request)
         adds = bool(body.get("add_special_tokens", True))
-        tokens = self._backend.encode(str(body.get("prompt", "")), adds_special_tokens=adds)
+        if not isinstance(prompt := body.get("prompt"), str):
+            raise BadRequestError("prompt: must be a text")
+        tokens = self._backend.encode(prompt, adds_special_tokens=adds)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._backend.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
@@ -166,7 +168,7 @@ def _piece(data: bytes) -> Message:
 async def _body(request: Request) -> Any:
     try:
         body = json.loads(await request.body())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequestError("the body must be a JSON object")
@@ -175,7 +177,8 @@ async def _body(request: Request) -> Any:
 
 def _error(status: int, kind: str, message: str) -> Response:
     headers = {"retry-after": "1"} if status == 503 else None
-    document = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    text = message.encode(errors="replace").decode()  # what it quotes may be half of a surrogate pair
+    document = {"error": {"message": text, "type": kind, "param": None, "code": status}}
     return JSONResponse(document, status, headers)
 
 

@@ -62,13 +62,13 @@ def read_chat(body: abc.Mapping[str, Any], backend: Backend) -> Asked:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise BadRequestError("messages: must be a list of {'role': ..., 'content': ...}")
-    kind = (body.get("response_format") or {"type": "text"}).get("type")
+    kind = (_object(body, "response_format") or {"type": "text"}).get("type")
     if kind != "text":
         raise BadRequestError(f"response_format: {kind!r} is not supported")
     options = {
         "add_generation_prompt": body.get("add_generation_prompt", True),
         "continue_final_message": body.get("continue_final_message", False),
-        **(body.get("chat_template_kwargs") or {}),
+        **_object(body, "chat_template_kwargs"),
     }
     logprobs = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
     try:
@@ -87,6 +87,14 @@ def _check(body: Any, backend: Backend) -> None:
     for name, harmless in _UNSUPPORTED.items():
         if body.get(name, harmless) not in (harmless, None, [], False):
             raise BadRequestError(f"{name}: not supported")
+
+
+def _object(body: abc.Mapping[str, Any], name: str) -> abc.Mapping[str, Any]:
+    """A JSON object in the body, empty where there is none."""
+    value = body.get(name) or {}
+    if not isinstance(value, dict):
+        raise BadRequestError(f"{name}: must be a JSON object")
+    return value
 
 
 def _prompts(prompt: Any) -> list[PromptInput]:
@@ -112,10 +120,10 @@ def _asked(
     elif is_chat:
         given["max_tokens"] = None
     try:
-        if body.get("logit_bias"):
-            given["logit_bias"] = {int(token): bias for token, bias in body["logit_bias"].items()}
+        if biases := _object(body, "logit_bias"):
+            given["logit_bias"] = {int(token): bias for token, bias in biases.items()}
         params = replace(backend.default_params, **given)
-        options = body.get("stream_options") or {}
+        options = _object(body, "stream_options")
         return Asked(
             is_chat=is_chat,
             prompts=prompts,
@@ -126,5 +134,5 @@ def _asked(
             shows_ids=bool(body.get("return_token_ids")),
             priority=int(body.get("priority") or 0),
         )
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadRequestError(str(error)) from None

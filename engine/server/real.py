@@ -91,7 +91,8 @@ class RealBackend:
         return self.encode(text, adds_special_tokens=False)
 
     def encode(self, text: str, *, adds_special_tokens: bool) -> list[int]:
-        tokens: list[int] = self._front.encode(text, add_special_tokens=adds_special_tokens)
+        whole = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
+        tokens: list[int] = self._front.encode(whole, add_special_tokens=adds_special_tokens)
         return tokens
 
     def decode(self, token_ids: list[int]) -> str:

@@ -118,6 +118,11 @@ GROUPS = {
     "drafts, no chunks": Group(_WHOLE, drafts=True, stops=True, aborts=True),
     "drafts, first chunk": Group(_FIRST_CHUNK, drafts=True, stops=True, aborts=True),
     "drafts, priority": Group(_PRIORITY, drafts=True, stops=True, aborts=True, priorities=True),
+    "async drafts": Group(_ASYNC, drafts=True),
+    "async drafts, no prefix cache": Group(_ASYNC | {"enable_prefix_caching": False}, drafts=True, stops=True),
+    "async drafts, stops and aborts": Group(_ASYNC, drafts=True, stops=True, aborts=True),
+    "async drafts, first chunk": Group(_ASYNC | _FIRST_CHUNK, drafts=True, stops=True, aborts=True),
+    "async drafts, priority": Group(_ASYNC | _PRIORITY, drafts=True, stops=True, aborts=True, priorities=True),
 }
 
 

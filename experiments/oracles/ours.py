@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,19 +74,37 @@ def as_sglang(options: SglangOptions) -> SchedulerOptions:
     )
 
 
+class Place(NamedTuple):
+    """How far a decode is before a step.
+
+    Attributes:
+        length: tokens that it knows.
+        most: that it may know: with steps planned ahead, drafts are still under way when this step is planned.
+        num_drafts: drafts that the step verifies.
+    """
+
+    length: int
+    most: int
+    num_drafts: int
+
+
+Course = list[Place]
+"""The places of a decode before each of its next steps, and after them."""
+
+
 @dataclass
 class _Flight:
     """A plan that is not committed.
 
     Attributes:
-        decodes: its decoding sequences.
+        courses: of its decoding sequences.
         last_step: the record of its last step.
         end: number of the step after that.
-        num_generated: tokens that its decodes have been given.
+        num_generated: steps whose tokens its decodes have been given.
     """
 
     plan: StepPlan
-    decodes: list[Sequence]
+    courses: dict[Sequence, Course]
     last_step: Step
     end: int
     num_generated: int = 0
@@ -110,6 +128,8 @@ class OurEngine:
         self._over: set[int] = set()  # requests that were aborted or met a stop
         self._finished: set[int] = set()
         self._in_flight: _Flight | None = None
+        self._most: dict[Sequence, int] = {}  # with steps planned ahead, what decodes may know before their next step
+        self._padding: dict[Sequence, int] = {}  # of their last chunk
         self._scheduler: Scheduler = make_scheduler(
             scheduler_options,
             num_blocks=options.num_blocks,
@@ -162,17 +182,20 @@ class OurEngine:
 
     def _start(self, plan: StepPlan, most: int) -> _Flight:
         """Decide how many steps a plan runs, and append them."""
-        decodes = list(plan.decodes)
-        num_steps = min(most, plan.horizon, *map(self._steps_until_stop, decodes)) if self._horizons else 1
+        decodes, num_steps = list(plan.decodes), 1
+        if self._horizons:
+            num_steps = min(most, plan.horizon, *map(self._steps_until_stop, decodes))
+        courses = {sequence: self._course(sequence, num_steps) for sequence in decodes}
+        self._most |= {sequence: course[-1].most for sequence, course in courses.items()}
         for ahead in range(num_steps):
-            self.steps.append(self._step(plan, decodes, ahead))
+            self.steps.append(self._step(plan, courses, ahead))
         if num_steps > 1:
             plan = self._scheduler.extend(plan, num_steps)
-        return _Flight(plan, decodes, self.steps[-1], len(self.steps))
+        return _Flight(plan, courses, self.steps[-1], len(self.steps))
 
     def _commit(self, flight: _Flight) -> None:
         self._reveal(flight)
-        gains = {sequence: self._lengths(sequence, 1)[1] - sequence.num_tokens for sequence in flight.decodes}
+        gains = {sequence: course[1].length - course[0].length for sequence, course in flight.courses.items()}
         stopped = self._generate(flight, 1)
         self._over |= {sequence.request_id for sequence in stopped}
         verified = Verified(0, gains) if gains and self._case.options.num_speculative_tokens else None
@@ -200,15 +223,15 @@ class OurEngine:
         they generated past it."""
         flight.num_generated += num_steps
         stopped = {}
-        for sequence in [*flight.decodes, *(chunk.sequence for chunk in flight.plan.prefills if chunk.is_last)]:
+        for sequence in [*flight.courses, *(chunk.sequence for chunk in flight.plan.prefills if chunk.is_last)]:
             if sequence.request_id in self._over:
                 continue
             tokens = sequence.token_ids
             assert tokens is not None
             done = len(tokens) - sequence.request.num_prompt_tokens
             num_new = 1
-            if sequence in flight.decodes:
-                num_new = self._lengths(sequence, num_steps, len(tokens))[-1] - len(tokens)
+            if sequence in flight.courses:
+                num_new = flight.courses[sequence][flight.num_generated].length - len(tokens)
             new = self._outputs(sequence)[done : done + num_new]
             if STOP_TOKEN in new:
                 stopped[sequence] = len(new) - 1 - new.index(STOP_TOKEN)
@@ -223,18 +246,21 @@ class OurEngine:
         bring.
         """
         outputs, known = self._outputs(sequence), sequence.num_output_tokens
-        if STOP_TOKEN not in outputs[known - 1 :]:
+        if STOP_TOKEN in outputs[:known]:
+            return 1
+        if STOP_TOKEN not in outputs[known:]:
             return len(outputs)
-        stop = sequence.num_tokens + outputs.index(STOP_TOKEN, known - 1) + 1 - known
-        num_steps = sum(length < stop for length in self._lengths(sequence, stop - sequence.num_tokens))
+        stop = sequence.num_tokens + outputs.index(STOP_TOKEN) + 1 - known
+        num_steps = sum(place.length < stop for place in self._course(sequence, stop - sequence.num_tokens))
         return max(1, num_steps - (self._case.options.num_speculative_tokens > 0))
 
-    def _step(self, plan: StepPlan, decodes: list[Sequence], ahead: int) -> Step:
+    def _step(self, plan: StepPlan, courses: dict[Sequence, Course], ahead: int) -> Step:
         """The decode step `ahead` of a plan, or its only step; it must not have been counted yet."""
-        lengths = {sequence.request_id: self._lengths(sequence, ahead)[-1] for sequence in decodes}
-        computed = {request_id: (length - 1, 1 + self._num_drafts(length)) for request_id, length in lengths.items()}
-        for chunk in plan.prefills:
-            computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
+        places = {sequence.request_id: course[ahead] for sequence, course in courses.items()}
+        computed = {request_id: (place.most - 1, 1 + place.num_drafts) for request_id, place in places.items()}
+        for chunk, work in zip(plan.prefills, plan.work.chunks, strict=True):
+            computed[chunk.sequence.request_id] = (chunk.start, work.num_tokens)
+            self._padding[chunk.sequence] = work.num_tokens - chunk.num_tokens
         if ahead:
             return Step(computed, [], set())
         admitted = [sequence.request_id for sequence in plan.admitted]
@@ -245,26 +271,28 @@ class OurEngine:
     def _make_decodes(self, block_size: int, longest: int) -> Decodes:
         if not (num_drafts := self._case.options.num_speculative_tokens):
             return UniformDecodes(block_size)
-        if self._horizons:
-            return RaggedDecodes(block_size, longest, num_drafts, self._trajectory)
+        plans_ahead = self._case.options.async_scheduling
+        if self._horizons or plans_ahead:
+            return RaggedDecodes(block_size, longest, num_drafts, self._trajectory, plans_ahead=plans_ahead)
         return UnforeseenDecodes(block_size, longest, num_drafts)
 
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
-        lengths = self._lengths(sequence, sequence.end_length - sequence.num_tokens)
+        self._most[sequence] = sequence.num_tokens + self._padding.pop(sequence, 0)
+        lengths = [place.length for place in self._course(sequence, sequence.end_length - sequence.num_tokens)]
         return np.array(lengths) - lengths[0]
 
-    def _lengths(self, sequence: Sequence, num_steps: int, length: int | None = None) -> list[int]:
-        """Tokens that a decode, which knows `length`, knows before each of the next steps and after them."""
-        request, end = self._case.requests[sequence.request_id], sequence.end_length
-
-        def next_length(length: int, _: int) -> int:
-            return min(end, length + self._case.num_gained(request, length, self._num_drafts(length)))
-
-        return [*accumulate(range(num_steps), next_length, initial=sequence.num_tokens if length is None else length)]
-
-    def _num_drafts(self, length: int) -> int:
-        options = self._case.options
-        return min(options.num_speculative_tokens, options.max_model_len - 1 - length)
+    def _course(self, sequence: Sequence, num_steps: int) -> Course:
+        options, request = self._case.options, self._case.requests[sequence.request_id]
+        length, course = sequence.num_tokens, list[Place]()
+        is_ahead = options.async_scheduling and options.num_speculative_tokens > 0
+        most = self._most[sequence] if is_ahead else length
+        for _ in range(num_steps + 1):
+            num_drafts = max(0, min(options.num_speculative_tokens, options.max_model_len - 1 - most))
+            course.append(Place(length, most, num_drafts))
+            gained = min(sequence.end_length, length + self._case.num_gained(request, length, num_drafts))
+            most = length + 1 + num_drafts if is_ahead else gained
+            length = gained
+        return course
 
     def _outputs(self, sequence: Sequence) -> list[int]:
         return self._case.requests[sequence.request_id].outputs

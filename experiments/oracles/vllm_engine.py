@@ -94,7 +94,10 @@ class VllmEngine:
 
     def _account(self, output: Any, step: Step) -> None:
         names = list(output.num_scheduled_tokens)
-        tokens = [self._sampled(name, *step.computed[int(name)]) for name in names]
+        drafted = output.scheduled_spec_decode_tokens
+        admitted = {*map(str, step.admitted)}  # what stands for drafts of them is never accepted
+        num_drafts = {name: len(drafted.get(name, ())) for name in names if name not in admitted}
+        tokens = [self._sampled(name, *step.computed[int(name)], num_drafts.get(name, 0)) for name in names]
         before = self._scheduler.requests.keys() & set(names)
         self._scheduler.update_from_output(
             output,
@@ -106,22 +109,19 @@ class VllmEngine:
                 sampling_masks=None,
             ),
         )  # fmt: skip
-        if k := self._options.num_speculative_tokens:
+        if (k := self._options.num_speculative_tokens) and not self._options.async_scheduling:
             self._scheduler.update_draft_token_ids(
                 SimpleNamespace(req_ids=names, draft_token_ids=[[-1] * k] * len(names))
             )
         step.finished = {int(name) for name in before - self._scheduler.requests.keys()}
 
-    def _sampled(self, name: str, start: int, count: int) -> list[int]:
+    def _sampled(self, name: str, start: int, count: int, num_drafts: int) -> list[int]:
         """The tokens that a request gets from a step; none for a prompt that is not computed to its end."""
         request = self._scheduler.requests.get(name)
         if request is None or start + count < request.num_tokens:
             return []
-        asked, num_drafts = self._case.requests[int(name)], 0
-        if self._options.num_speculative_tokens:
-            num_drafts = start + count - request.num_tokens
-        first = start + count - num_drafts - request.num_prompt_tokens
-        num_new = self._case.num_gained(asked, start + count - num_drafts, num_drafts)
+        asked, first = self._case.requests[int(name)], request.num_output_tokens
+        num_new = self._case.num_gained(asked, request.num_tokens, num_drafts)
         return (asked.outputs + [1] * num_drafts)[first : first + num_new]
 
     def _forget_with_victims(self) -> None:
@@ -194,7 +194,9 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
         vllm_config=config,
         kv_cache_config=vllm.KVCacheConfig(options.num_blocks + 1, [], [vllm.KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=SimpleNamespace(
-            should_advance=lambda request: False, accept_tokens=lambda *args, **kwargs: True
+            should_advance=lambda request: False,
+            accept_tokens=lambda *args, **kwargs: True,
+            validate_tokens=lambda request, tokens: tokens,
         ),
         block_size=options.block_size,
         mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda config: False),

@@ -20,9 +20,10 @@ import pandas as pd
 
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import MeasuredRun, check_order, requests_table, series_table, trace_of
-from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines, read_text
+from harness.measured.records import MAX_NUMBER, check_lengths, number_columns, read_json, read_json_lines, read_text
 from harness.results.tables import Floats
 from harness.workload.rows.sieve import MAX_BAD_SHARE
+from harness.workload.rows.value_checks import as_floats
 
 _LENGTHS = ("num_prompt_tokens", "num_output_tokens")
 _COLUMNS = ("arrival_time", "first_token_time", "finish_time", *_LENGTHS)
@@ -96,8 +97,8 @@ def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:
 
 def _numbers(path: Path, table: pd.DataFrame, name: str) -> Floats:
     """A column in s or tokens."""
-    values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(values))
+    values = as_floats(table[name])
+    bad = np.flatnonzero(~(np.abs(values) <= MAX_NUMBER))
     if len(bad):
         raise MeasuredRunError(f"{path}: {name} of request {bad[0] + 1} is no number")
     return values * 1e-3 if name.endswith("_ms") else values

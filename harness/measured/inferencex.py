@@ -17,10 +17,12 @@ import pandas as pd
 
 from harness.errors import MeasuredRunError
 from harness.measured.records import read_text
+from harness.workload.rows.value_checks import as_floats
 
 _NUMBERS = ("isl", "osl", "batch_size", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms")
 _TEXTS = ("id", "backend", "backend_version", "model_path", "system", "precision", "mode")
 _OTHER_PARALLELISM = ("pp_size", "attention_dp_size", "moe_ep_size")
+_COUNTS = (*_NUMBERS, *_OTHER_PARALLELISM, "moe_tp_size")
 _LARGEST = 1e9
 
 
@@ -71,15 +73,16 @@ def _texts(column: pd.Series[Any]) -> pd.Series[str]:
 
 
 def _usable(path: Path, table: pd.DataFrame) -> Rows:
-    numbers = table[list(_NUMBERS)].apply(pd.to_numeric, errors="coerce")
+    table = table.assign(**{name: as_floats(table[name]) for name in _COUNTS if name in table.columns})
+    numbers = table[list(_NUMBERS)]
     is_sound = (numbers.gt(0) & numbers.lt(_LARGEST)).all(axis=1) & (numbers["osl"] > 1)
     is_alone = table["mode"] == "agg"
     shares_tensors = pd.Series(True, table.index)
     for name in _OTHER_PARALLELISM:
         if name in table.columns:
-            shares_tensors &= ~(pd.to_numeric(table[name], errors="coerce") > 1)
+            shares_tensors &= ~(table[name] > 1)
     if "moe_tp_size" in table.columns:  # experts on more GPUs than attention: replicas of attention
-        shares_tensors &= ~(pd.to_numeric(table["moe_tp_size"], errors="coerce") > numbers["tp_size"])
+        shares_tensors &= ~(table["moe_tp_size"] > numbers["tp_size"])
     reasons = {
         "prefill and decode on different GPUs": ~is_alone,
         "not numbers above 0": is_alone & ~is_sound,

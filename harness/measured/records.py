@@ -14,7 +14,7 @@ from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.results.tables import Floats
 
-_MAX_NUMBER = 1e15  # of a length or a time in any clock, in s; the clocks of today count at most 1e10 s
+MAX_NUMBER = 1e15  # of a length or a time in any clock, in s; the clocks of today count at most 1e10 s
 
 
 def read_text(path: Path) -> str:
@@ -90,4 +90,4 @@ def check_lengths(path: Path, columns: Mapping[str, Floats], names: Sequence[str
 def as_number(value: Any) -> float:
     """The value as a float; NaN where it is no number of a size that a time or a length can have."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= _MAX_NUMBER else np.nan
+    return float(value) if is_number and abs(value) <= MAX_NUMBER else np.nan

@@ -24,7 +24,8 @@ and of the steps table:
     num_prefill_seqs, num_decode_seqs, num_prefill_tokens
     num_context_tokens                       sum of the contexts of the decodes, and of those that are padding
     num_padding_tokens                       computed for nobody: one for each ended sequence of a padded static batch,
-                                             and what brings each prompt of such a step to the length of the longest
+                                             what brings each prompt of such a step to the length of the longest, or an
+                                             admission to a decode with drafts, and decodes whose end was not foreseen
     num_drafted_tokens, num_accepted_tokens  speculative drafts that decodes verified, and those of them accepted
     num_running, num_waiting, num_used_blocks, num_preempted
     num_saved_blocks                         how many more blocks would be in use if none was in several block tables

@@ -309,11 +309,17 @@ def _environment() -> dict[str, Any]:
 
 
 def _pool_notes(config: RunConfig, num_blocks: int | None) -> list[str]:
-    """What is said of a pool that does not hold the longest sequence that is allowed."""
+    """What is said of a pool, or of steps, that do not hold the longest sequence that is allowed."""
     longest, fits = longest_that_fits(config, None), longest_that_fits(config, num_blocks)
-    if fits == longest:
-        return []
-    return [
-        f"the KV pool holds {fits:,} tokens, less than one request of max_model_len={longest}, with which vLLM refuses "
-        f"to start; max_model_len={fits} fits"
-    ]
+    notes, most = [], config.max_num_batched_tokens
+    if fits < longest:
+        notes.append(
+            f"the KV pool holds {fits:,} tokens, less than one request of max_model_len={longest}, with which vLLM "
+            f"refuses to start; max_model_len={fits} fits"
+        )
+    if config.scheduler.policy == "admission_order" and not config.scheduler.enable_chunked_prefill and most < longest:
+        notes.append(
+            f"prompts are not cut, and max_num_batched_tokens={most} is less than max_model_len={longest}, with which "
+            f"vLLM refuses to start; a prompt of more than {most} tokens is rejected"
+        )
+    return notes

@@ -151,7 +151,7 @@ class RooflineCost:
         """Decode attention to one token of a context by `tokens_per_decode` tokens, where nothing is out of sight."""
         time = self._growing.get((tokens_per_decode, reads))
         if time is None:
-            time = sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all])
+            time = sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all], 0.0)
             self._growing[tokens_per_decode, reads] = time
         return time
 

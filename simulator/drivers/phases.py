@@ -13,24 +13,48 @@ So it changes nothing in which order servers come to a time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
 
 import simpy
 
 ENDS, READINGS, HANDOVERS, ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6  # ENDS is the priority of SimPy's time-outs
 
+Call = tuple[int, int, int, Callable[[Any], None]]
+"""Time, phase, how many events were scheduled before, and the function, which is called with all of this."""
+
+
+class Clock(simpy.Environment):
+    """SimPy's environment, which also calls plain functions: an event of SimPy takes three times as long, and every
+    step of a server is one."""
+
+    def call(self, phase: int, delay: int, then: Callable[[Any], None]) -> Call:
+        """Call `then` in `delay` ns, in a phase of that time."""
+        call = (self._now + delay, phase, next(self._eid), then)
+        heappush(self._queue, call)
+        return call
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing else happens at this time, as far as is known."""
+        queue = self._queue
+        return not queue or queue[0][0] != self._now
+
+    def step(self) -> None:
+        queue = self._queue
+        if not queue or isinstance(queue[0][3], simpy.Event):
+            super().step()
+            return
+        call = heappop(queue)
+        self._now = call[0]
+        call[3](call)
+
 
 class Phase(simpy.Event):
-    """An event `delay` ns from now, in a phase of that time."""
+    """An event in a phase of this time, for processes."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        phase: int,
-        delay: int = 0,
-        then: Callable[[simpy.Event], None] | None = None,
-    ) -> None:
-        self.env = env  # what `Event.__init__` does, without a call of it for each event
-        self.callbacks = [] if then is None else [then]
+    def __init__(self, env: simpy.Environment, phase: int) -> None:
+        super().__init__(env)
         self._ok = True
         self._value = None
-        env.schedule(self, phase, delay)
+        env.schedule(self, phase)

@@ -6,20 +6,16 @@ request has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import simpy
-
 from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
-from simulator.drivers.phases import ENDS, PLANS, Phase
+from simulator.drivers.phases import ENDS, PLANS, Call, Clock
 from simulator.replica import Replica, Run
 
 
 class Shared:
     """Runs a replica in an environment, until nothing is left or it is stopped."""
 
-    def __init__(self, env: simpy.Environment, replica: Replica) -> None:
+    def __init__(self, env: Clock, replica: Replica) -> None:
         self._env = env
         self._replica = replica
         self._plan: StepPlan | None = None  # runs, or was made ahead
@@ -28,26 +24,17 @@ class Shared:
         self._is_idle = False  # waits for something that a new request would change
         replica.reach = 1
         replica.on_change = self._wake
-        self._expect(PLANS, 0, self._begin)
+        self._next = env.call(PLANS, 0, self._begin)  # what was expected before it is out of date
 
-    def _expect(self, phase: int, delay: int, then: Callable[[], None]) -> None:
-        """The server's next event; one that was expected before is out of date."""
-        self._then = then
-        self._next = Phase(self._env, phase, delay, self._occur)
-
-    def _occur(self, event: simpy.Event) -> None:
-        if event is self._next:
-            self._then()
-
-    def _begin(self) -> None:
+    def _begin(self, call: Call) -> None:
         replica, now = self._replica, self._env.now
-        if replica.is_stopping:
+        if call is not self._next or replica.is_stopping:
             return
         plan = self._plan = self._plan or replica.plan(now)
         if plan is None:
             self._is_idle = True
             if (wake_at := replica.wake_ns()) != NEVER:
-                self._expect(PLANS, wake_at - now, self._begin)
+                self._next = self._env.call(PLANS, wake_at - now, self._begin)
             return
         self._is_idle = False
         self._start = now
@@ -57,20 +44,22 @@ class Shared:
         """Let the plan run as long as priced, counted from its start."""
         self._price = price
         end = price if isinstance(price, int) else price[1].item(-1)
-        self._expect(ENDS, self._start + end - self._env.now, self._end)
+        self._next = self._env.call(ENDS, self._start + end - self._env.now, self._end)
 
-    def _end(self) -> None:
+    def _end(self, call: Call) -> None:
+        if call is not self._next:
+            return
         env, replica, price = self._env, self._replica, self._price
         assert self._plan is not None
-        if longer := replica.lengthen(self._plan, self._start, price):
+        if self._plan.horizon > 1 and (longer := replica.lengthen(self._plan, self._start, price)):
             self._run(longer)
             return
         self._price = 0
         self._plan, _ = replica.finish(self._plan, self._start, price)
-        if self._plan is None and env.peek() == env.now:
-            self._expect(PLANS, 0, self._begin)
+        if self._plan is None and not env.is_done:
+            self._next = env.call(PLANS, 0, self._begin)
         else:
-            self._begin()
+            self._begin(call)
 
     def fail(self) -> None:
         """The server dies: of the steps that were under way, those that have ended count."""
@@ -79,12 +68,12 @@ class Shared:
             if num_ended := int(ends.searchsorted(self._env.now - self._start, "right")):
                 self._replica.finish(self._plan, self._start, (durations[:num_ended], ends[:num_ended]))
         self._plan, self._price, self._is_idle = None, 0, True
-        self._expect(PLANS, 0, self._begin)
+        self._next = self._env.call(PLANS, 0, self._begin)
 
     def _wake(self) -> None:
         if self._is_idle:
             self._is_idle = False
-            self._expect(PLANS, 0, self._begin)
+            self._next = self._env.call(PLANS, 0, self._begin)
         elif not isinstance(self._price, int):
             shorter = self._replica.cut(self._start, self._price)
             if len(shorter[1]) < len(self._price[1]):

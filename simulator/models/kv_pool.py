@@ -18,7 +18,8 @@ class KVPool:
     `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
     window, and for states of sequences, of which `block_bytes` then has no share; `has_drafter` says whether
     `block_bytes` and `weight_bytes` include those of a model that drafts tokens. `cached_size` is the memory of a
-    cached block as a multiple of a held one's, `formula` what `block_bytes` is made of.
+    cached block as a multiple of a held one's, `formula` what `block_bytes` is made of. `state_blocks` are those that
+    each sequence holds for its state, where states are not set apart.
     """
 
     num_blocks: int
@@ -31,6 +32,7 @@ class KVPool:
     window_bytes: int = 0
     has_drafter: bool = False
     cached_size: float = 1.0
+    state_blocks: int = 0
     formula: str = GroupedQuery.kv_formula
 
     def describe(self) -> str:
@@ -39,6 +41,7 @@ class KVPool:
         layers = "layers without window" if self.cached_size > 1 else "layers"
         each = f"{self.block_bytes:,} bytes per block = {self.formula.format(layers=layers)}"
         each += ", of model and drafter" if self.has_drafter else ""
+        each += f"; {self.state_blocks} blocks for the state of each sequence" if self.state_blocks else ""
         if not self.usable_bytes:
             return f"{line}, as configured; {each}"
         what = "sliding windows" if self.cached_size > 1 else "states"
@@ -65,14 +68,17 @@ def blocks_in(
     ranks: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    *,
+    shares_states: bool,
 ) -> KVPool:
-    """The blocks in `free` bytes."""
+    """The blocks in `free` bytes; with `shares_states` those of states, too."""
     drafter_bytes = block_size * drafter.kv_bytes_per_token(ranks) if drafter else 0
-    states = max_num_seqs * model.state_bytes(ranks)
+    states = 0 if shares_states else max_num_seqs * model.state_bytes(ranks)
     block_bytes = block_size * model.kv_bytes_per_token(ranks) + drafter_bytes
+    own = model.state_bytes(ranks) if shares_states else 0
     pool = KVPool(
         (free - states) // block_bytes, block_size, block_bytes, window_bytes=states,
-        has_drafter=drafter is not None, formula=kv_formula(model),
+        has_drafter=drafter is not None, state_blocks=-(-own // block_bytes), formula=kv_formula(model),
     )  # fmt: skip
     growing = model.kv_bytes_per_token(ranks, growing_only=True)
     if not 0 < growing < model.kv_bytes_per_token(ranks):
@@ -87,8 +93,9 @@ def blocks_in(
     if num_blocks <= pool.num_blocks:
         return pool
     return replace(
-        pool, num_blocks=num_blocks, block_bytes=block_bytes, window_bytes=apart, cached_size=_pages_of_prefix(model)
-    )
+        pool, num_blocks=num_blocks, block_bytes=block_bytes, window_bytes=apart, cached_size=_pages_of_prefix(model),
+        state_blocks=-(-own // block_bytes),
+    )  # fmt: skip
 
 
 def kv_formula(model: Model) -> str:

@@ -146,6 +146,7 @@ def size_kv_pool(
     memory_account: str = "vllm",
     num_graphs: int = 0,
     drafter: Model | None = None,
+    shares_states: bool = False,
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
 
@@ -153,8 +154,9 @@ def size_kv_pool(
     in a layer with a window each running sequence holds its window and a partial block, and the prompt chunks of a step
     as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
     needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
-    What was computed of a cached prefix in layers with a window stays in the pool, beside the rest (`cached_size`). The
-    states of `max_num_seqs` sequences are set apart, too.
+    What was computed of a cached prefix in layers with a window stays in the pool, beside the rest (`cached_size`).
+    With `shares_states` a sequence that keeps a state holds blocks for it, as in vLLM; else the states of
+    `max_num_seqs` sequences are set apart.
 
     With SGLang's account `gpu_memory_utilization` is its `mem_fraction_static`: the share of weights and KV pool in the
     memory that is free before the weights are loaded.
@@ -181,8 +183,11 @@ def size_kv_pool(
         outside = account.held_outside(device, tensor_parallel_size)
         outside += account.graph_bytes(model, device, num_graphs, tensor_parallel_size)
     free = usable - weights - activations - outside
-    found = blocks_in(free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
-    if found.num_blocks < 1:
+    found = blocks_in(
+        free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs,
+        shares_states=shares_states,
+    )  # fmt: skip
+    if found.num_blocks < 1 + found.state_blocks:
         raise DeviceTooSmallError(
             f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
             f"weights {weights / GIB:.1f} GiB and activations {(activations + outside) / GIB:.1f} GiB leave no KV "
@@ -190,7 +195,7 @@ def size_kv_pool(
             "ranks, a smaller model or a smaller block_size"
             + (
                 f", or max_num_seqs below {max_num_seqs}, for each of which it keeps a state"
-                if model.state_bytes()
+                if found.window_bytes and model.state_bytes()
                 else ""
             )
         )
@@ -214,15 +219,19 @@ def fill_kv_pool(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     drafter: Model | None = None,
+    shares_states: bool = False,
 ) -> KVPool:
     """The KV blocks of one rank in `kv_bytes`, whatever else the device holds; with windows as in `size_kv_pool`.
 
     Raises:
         DeviceTooSmallError: not even one block fits in them, or the device cannot hold the weights and them.
     """
-    found = blocks_in(kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs)
+    found = blocks_in(
+        kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs,
+        shares_states=shares_states,
+    )  # fmt: skip
     weights = sum(each.weight_bytes(tensor_parallel_size) for each in (model, drafter) if each)
-    if found.num_blocks < 1:
+    if found.num_blocks < 1 + found.state_blocks:
         raise DeviceTooSmallError(f"{kv_bytes:,} bytes hold no KV block of {found.block_bytes:,} bytes")
     if weights + kv_bytes > device.memory_bytes:
         raise DeviceTooSmallError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,16 @@ def test_depth_up_to_the_limit_is_read() -> None:
 
 def test_readers_that_check_numbers_themselves_get_all_of_them() -> None:
     assert parse_json(f"[Infinity, {10**40}]", numbers="any") == [float("inf"), 10**40]
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[1]")
+    (tmp_path / "b").write_bytes(gzip.compress(b"[1]"))
+    tracemalloc.start()
+    assert [read_json(tmp_path / name) for name in "ab"] == [[1], [1]]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 24
 
 
 def test_files_that_are_no_text_files(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_bad_rows_of_a_table_are_counted_without_a_word(caplog: pytest.LogCaptur
     assert run.summary["bad_rows"] == {"num_prompt_tokens is missing": 1} and len(run.requests) == 199
 
 
-REFUSED = [
+REFUSED: list[tuple[list[Any], Any, str]] = [
     (["blok_size=3"], None, "^blok_size: unknown key; did you mean 'block_size'"),
     (["arrival=closed_loop", "arrival.concurrency=3", "arrival.rtae=1"], None, "^arrival.rtae: unknown key"),
     (["block_size=0"], None, "^block_size=0: must be an integer >= 1"),
@@ -156,6 +156,8 @@ REFUSED = [
     (["trace=mooncake"], None, "^trace.path: missing"),
     (["trace=csv"], requests(2), "^trace: given twice"),
     (["trace.path=a"], "b.csv", "^trace.path: given twice"),
+    ([], [{"num_prompt_tokens": 1}], "^trace: must be a DataFrame or the path of a file, not list$"),
+    ([None], None, "^None: an override is text, such as 'model=qwen3-8b'$"),
     ([], "b.txt", "^trace='b.txt': choose its reader, such as 'trace=mooncake'"),
     (["import_vllm=vllm serve nobody/knows"], None, "^import_vllm: model 'nobody/knows' is none of"),
 ]
@@ -238,6 +240,12 @@ def test_what_fails_in_a_sweep_does_not_stop_the_others() -> None:
     found = harness.sweep(*FEW, "model=qwen3-8b,llama-3.1-405b", workers=1)
     assert list(found.runs) == ["model=qwen3-8b"] and list(found.failed) == ["model=llama-3.1-405b"]
     assert "! model=llama-3.1-405b failed: " in repr(found)
+
+
+def test_a_sweep_of_which_all_runs_fail_says_why() -> None:
+    found = harness.sweep("seed=1,2", trace="missing.csv", workers=1)
+    assert found.table.empty and list(found.failed) == ["seed=1", "seed=2"]
+    assert "! seed=2 failed: missing.csv: cannot be read: No such file" in repr(found)
 
 
 def test_a_failed_engine_says_so_and_keeps_what_it_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,8 @@ def test_a_reader_who_has_gone_and_an_ascii_terminal_cost_no_file(tmp_path: Path
     done = started(tmp_path, f"{RUN}/ascii plots=false", LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and "?" in done.stdout and "Traceback" not in done.stderr
     assert (tmp_path / "out" / "ascii" / "summary.json").is_file()
+    assert started(tmp_path, f"{RUN}/closed plots=false <&- >&- 2>&-").returncode == 0
+    assert (tmp_path / "out" / "closed" / "summary.json").is_file()
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import simpy
 
 from engine.core.admission.waiting_queue import by_arrival
 from engine.core.kv.block_manager import BlockManager
@@ -13,19 +12,20 @@ from engine.core.policies.static import Static, StaticOptions
 from engine.core.running.preemption import Preemption
 from engine.core.scheduler import Scheduler
 from harness.workload.arrivals import OpenLoop
+from simulator.drivers.phases import Clock
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, make, simulate
 from tests.simulator.workloads import simple_trace
 
 
 def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_events, step = 0, simpy.Environment.step
+    num_events, step = 0, Clock.step
 
-    def count(env: simpy.Environment) -> None:
+    def count(env: Clock) -> None:
         nonlocal num_events
         num_events += 1
         step(env)
 
-    monkeypatch.setattr(simpy.Environment, "step", count)
+    monkeypatch.setattr(Clock, "step", count)
     rng = np.random.default_rng(0)
     trace = simple_trace(rng.integers(1, 90, 64).tolist(), rng.integers(100, 1000, 64).tolist())
     runs, counts = [], []

@@ -68,7 +68,8 @@ class Case:
     def _make_decodes(self, block_size: int, longest: int) -> Decodes:
         if self.num_drafts is None:
             return UniformDecodes(block_size)
-        return RaggedDecodes(block_size, longest, self.num_drafts, self._trajectory)
+        ahead = self.options.async_scheduling
+        return RaggedDecodes(block_size, longest, self.num_drafts, self._trajectory, plans_ahead=ahead)
 
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
         assert self.num_drafts is not None

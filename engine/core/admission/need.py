@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from engine.core.admission.limits import Limits
 from engine.core.kv.block_manager import BlockManager
@@ -12,6 +13,31 @@ from engine.core.sequence import Sequence
 
 Look = Callable[["Need"], None]
 """Computes a need."""
+_NEVER_FREE = 1 << 62  # more tokens than any step has
+
+
+class Padding(NamedTuple):
+    """How the admissions of a step that have one token to compute are padded to the tokens of a decode with drafts.
+
+    Attributes:
+        num_drafts: tokens that such an admission computes more.
+        longest: tokens that a sequence can have; there must be room for the drafts and one more.
+        has_decodes: whether there are decodes in the step; if not, only prompts that are cached in part are padded.
+        waits: where there is no room for the drafts, it waits; else it is not padded.
+    """
+
+    num_drafts: int
+    longest: int
+    has_decodes: bool
+    waits: bool
+
+    def of(self, length: int) -> int:
+        """The padding of a prompt with `length` tokens of which one is to be computed."""
+        if length == 1 and not self.has_decodes:
+            return 0
+        if length + self.num_drafts + (not self.waits) <= self.longest:
+            return self.num_drafts
+        return _NEVER_FREE if self.waits else 0
 
 
 class Need:
@@ -27,14 +53,17 @@ class Need:
         budget: tokens that the step has left.
         sequence: who wants to enter.
         seats: its own, and those of the sequences that will be forked from it.
-        tokens: that it computes first, however few the step has left; 0 if it is parked.
+        tokens: that it computes first, however few the step has left, with its padding; 0 if it is parked.
+        padding: of these, tokens that nobody needs; with padding it is not cut.
         blocks: free blocks that its admission takes, with at most `budget` of these tokens computed.
         is_seen: whether tokens or blocks were read; then there are the next two as well.
         match: what need not be computed.
         is_parked: it is admitted to wait until its KV has come from another tier or another server.
     """
 
-    __slots__ = ("_blocks", "_look", "_tokens", "budget", "is_parked", "is_seen", "match", "seats", "sequence")
+    __slots__ = (
+        "_blocks", "_look", "_tokens", "budget", "is_parked", "is_seen", "match", "padding", "seats", "sequence",
+    )  # fmt: skip
 
     _blocks: int
     _tokens: int
@@ -45,6 +74,7 @@ class Need:
         self.sequence = sequence
         self.seats = 1 + sequence.num_forks
         self.is_seen = False
+        self.padding = 0
         self.budget = budget
         self._look = look
 
@@ -73,6 +103,7 @@ class Needs:
         self._blocks = blocks
         self._offload = blocks.offload
         self._limits = limits
+        self.padding: Padding | None = None  # of the step that is planned
 
     def look(self, need: Need) -> None:
         """Prefix hits, then the first chunk, then the blocks that must be free for it."""
@@ -96,6 +127,10 @@ class Needs:
         num_cached_tokens = match.num_cached_tokens
         tokens = limits.chunk_tokens(length - num_cached_tokens, length)
         checked = length if is_whole else num_cached_tokens + (tokens if tokens < budget else budget)
+        if self.padding is not None and num_cached_tokens == length - 1 and not (is_parked or sequence.num_forks):
+            need.padding = self.padding.of(length)
+            tokens += need.padding
+            checked += need.padding and self.padding.num_drafts
         needed = blocks.blocks_needed(sequence, match, checked)
         need.is_seen, need.match, need.is_parked = True, match, is_parked
         need._tokens, need._blocks = 0 if is_parked else tokens, needed

@@ -35,6 +35,7 @@ class WaitingQueue:
         held: what the head needs, if a policy let it wait until something is released, or until one of `suppliers`
             fills the block `awaited_block` that the head could then share; whoever does so calls `unblock_head`.
         head_blocked: what it lacks is blocks, so that nobody needs to ask about it before that.
+        coming: preempted ones whose last token is under way: nobody can compute it before it has come.
     """
 
     def __init__(self, order: QueueOrder) -> None:
@@ -43,6 +44,7 @@ class WaitingQueue:
         self.awaited_block = 0
         self.suppliers: list[Sequence] = []
         self.holders: dict[Sequence, tuple[Any, int, int]] = {}  # with their places in the queue
+        self.coming: set[Sequence] = set()
         self._order = order
         self._heap: Heap = []
         self._num_pushed = 0
@@ -60,8 +62,10 @@ class WaitingQueue:
 
     @property
     def candidate(self) -> Sequence | None:
-        """The head, unless there is none or it is known not to fit."""
-        return None if self.head_blocked or not self._heap else self._heap[0][-1]
+        """The head, unless there is none or it is known not to fit, or waits for a token."""
+        if self.head_blocked or not self._heap:
+            return None
+        return None if self._heap[0][-1] in self.coming else self._heap[0][-1]
 
     def hold_head(self, need: Need, awaited_block: int, suppliers: list[Sequence], *, is_blocked: bool) -> None:
         """Note that the head has to wait, and who may change that without releasing anything."""

@@ -25,6 +25,9 @@ class Decodes(Protocol):
         sequences: all of them, in the order they joined.
         fresh: those that joined since the last decode step.
         findable: those that may yet fill blocks which others can find.
+        late: those that got their last token with the last step, which was not foreseen: where steps are planned ahead,
+            they take part in the next one, until the commit.
+        resting: those that must sit out the next step: the drafts under way may bring all tokens that there can be.
         tokens_per_decode: tokens that each computes in a step: 1, and one more per speculative draft.
         drafts: what became of the drafts of the steps that passed last; None without speculation.
     """
@@ -37,7 +40,15 @@ class Decodes(Protocol):
     tokens_per_decode: int
     drafts: Drafts | None
 
-    def join(self, sequence: Sequence) -> None: ...
+    @property
+    def late(self) -> abc.Collection[Sequence]: ...
+
+    @property
+    def resting(self) -> abc.Collection[Sequence]: ...
+
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
+        """Let it decode from the next step on; with `is_padded` its last step was one of a decode with drafts, none of
+        which is accepted."""
 
     def remove(self, sequence: Sequence) -> None: ...
 
@@ -58,7 +69,8 @@ class Decodes(Protocol):
         """Drafts that the next step verifies of `sequence`."""
 
     def num_found(self, sequence: Sequence) -> int:
-        """Tokens of `sequence` that were known when the last step was planned: it registered the blocks they fill."""
+        """Tokens of `sequence`, which may have ended with the last step, that were known when that was planned: it
+        registered the blocks they fill."""
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         """The sequences that need blocks for the next step, and how many each."""

@@ -13,12 +13,18 @@ when it joins: `trajectory` gives the tokens after k steps, cum[k]. With `t` the
 A block can be found only when all tokens in it are verified. What step k is to gain decides nothing before it has run:
 a real engine, which does not know it, makes the same plans (`unforeseen.py`). The sums over all sequences (contexts,
 their squares, drafts, accepted drafts) are kept for every step to come, so that a step costs nothing per sequence.
+
+Where steps are planned ahead, step k is planned before the drafts of step k - 1 are verified, as by vLLM's
+`AsyncScheduler`. Then all of these count: before step k, L + cum[k - 1] + 1 + drafts[k - 1] stands for L + cum[k] in
+the drafts that it verifies and the room that it needs. One token of step k - 1 is certain. If that is not the last one
+but an accepted draft is, the sequence is *late*: it takes part in step k, too. If drafts[k] is negative, it *rests*.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import abc
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +63,7 @@ class _Position:
 
 
 class _Entry(NamedTuple):
-    """What is kept of a sequence; parts int64[4, steps], its part of the sums of each step until it ends."""
+    """What is kept of a sequence; parts int64[4, steps], its part of the sums of each step until it ends or rests."""
 
     position: _Position
     parts: NDArray[np.int64]
@@ -65,81 +71,97 @@ class _Entry(NamedTuple):
     fill_steps: list[int]
 
     @property
+    def events(self) -> set[int]:
+        """The clock values after its last token and after its last step."""
+        return {self.position.joined + len(self.position.gained) - 1, self.end}
+
+    @property
     def end(self) -> int:
-        """The clock value at which the sequence ends."""
+        """The clock value after the last step of the sequence."""
         return self.position.joined + self.parts.shape[1]
 
 
 class RaggedDecodes:
     """Sequences that decode up to 1 + num_drafts tokens per step, in the order they joined."""
 
-    def __init__(self, block_size: int, longest: int, num_drafts: int, trajectory: Trajectory) -> None:
+    def __init__(
+        self, block_size: int, longest: int, num_drafts: int, trajectory: Trajectory, *, plans_ahead: bool = False
+    ) -> None:
         self.clock = DecodeClock()
         self.sequences: dict[Sequence, None] = {}
         self.fresh: dict[Sequence, None] = {}
         self.findable: dict[Sequence, None] = {}
+        self.late: dict[Sequence, None] = {}
+        self.resting: dict[Sequence, None] = {}
         self.tokens_per_decode = 1 + num_drafts
         self.drafts: Drafts | None = None
         self._block_size = block_size
         self._longest = longest
         self._num_drafts = num_drafts
         self._trajectory = trajectory
+        self._plans_ahead = plans_ahead
         self._entries: dict[Sequence, _Entry] = {}
         self._growth: dict[int, dict[Sequence, int]] = {}  # clock value -> blocks that each sequence needs then
         self._grown = -1  # clock value up to which these blocks were taken
         self._fills: dict[int, dict[Sequence, None]] = {}  # clock value -> findable sequences that fill a block then
-        self._finish: dict[int, dict[Sequence, None]] = {}
-        self._finish_steps: list[int] = []  # heap of the keys of _finish
+        self._found: dict[Sequence, int] = {}  # of those that ended with the last step
+        self._events: dict[int, dict[Sequence, None]] = {}
+        self._event_steps: list[int] = []  # heap of the keys of _events
         self._sums = StepSums(4)
 
-    def join(self, sequence: Sequence) -> None:
-        length, left = sequence.num_tokens, sequence.end_length - sequence.num_tokens
-        gained = np.minimum(self._trajectory(sequence), left)
-        num_steps = int(gained.searchsorted(left))
-        assert num_steps < len(gained), "the trajectory ends before the sequence does"
-        position = _Position(self.clock, gained)
-        parts = np.empty((4, num_steps), np.int64)
-        parts[_CONTEXTS] = length + gained[:num_steps]
-        parts[_SQUARES] = parts[_CONTEXTS] ** 2
-        parts[_DRAFTED] = np.minimum(self._num_drafts, self._longest - 1 - parts[_CONTEXTS])
-        parts[_ACCEPTED] = np.diff(gained[: num_steps + 1]) - 1
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
+        first = sequence.num_tokens + (is_padded and self._plans_ahead) * self._num_drafts
+        lengths, drafted = self._course(sequence, first)
+        if not len(drafted):  # it is paused before it decodes
+            self.resting[sequence], drafted = None, np.zeros(1, np.int64)
+        position = _Position(self.clock, lengths - lengths[0])
+        parts = np.empty((4, len(drafted)), np.int64)
+        contexts = parts[_CONTEXTS] = lengths[: len(drafted)]
+        parts[_SQUARES] = contexts**2
+        parts[_DRAFTED] = drafted
+        parts[_ACCEPTED] = 0
+        parts[_ACCEPTED, : len(lengths) - 1] = np.diff(lengths) - 1
         sequence.start_decoding(position)
         self.sequences[sequence] = None
         self.fresh[sequence] = None
         fills: list[int] = []
         if can_be_found(sequence):
             self.findable[sequence] = None
-            fills = self._plan_fills(parts[_CONTEXTS], sequence.num_registered_blocks)
-        growth = self._plan_growth(sequence, parts[_CONTEXTS] + parts[_DRAFTED])
+            fills = self._plan_fills(contexts, sequence.num_registered_blocks)
+        most = np.append(first, contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
+        growth = self._plan_growth(sequence, most + drafted)
         entry = self._entries[sequence] = _Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
             self._growth.setdefault(step, {})[sequence] = count
         for step in fills:
             self._fills.setdefault(step, {})[sequence] = None
-        if entry.end not in self._finish:
-            self._finish[entry.end] = {}
-            heapq.heappush(self._finish_steps, entry.end)
-        self._finish[entry.end][sequence] = None
+        for step in entry.events:
+            if step not in self._events:
+                self._events[step] = {}
+                heapq.heappush(self._event_steps, step)
+            self._events[step][sequence] = None
         self._sums.add(self.clock.step, parts, sign=1)
 
     def remove(self, sequence: Sequence) -> None:
         entry = self._entries.pop(sequence)
         del self.sequences[sequence]
-        self.fresh.pop(sequence, None)
-        self.findable.pop(sequence, None)
+        for some in (self.fresh, self.findable, self.late, self.resting):
+            some.pop(sequence, None)
         for step in entry.growth_steps:
             if step >= self.clock.step and step in self._growth:
                 self._growth[step].pop(sequence, None)
         for step in entry.fill_steps:
             if step in self._fills:
                 self._fills[step].pop(sequence, None)
-        del self._finish[entry.end][sequence]
+        for step in entry.events:
+            if step in self._events:
+                del self._events[step][sequence]
         self._sums.add(self.clock.step, entry.parts[:, self.clock.step - entry.position.joined :], sign=-1)
 
     def next_event(self) -> int:
-        while not self._finish[self._finish_steps[0]]:
-            del self._finish[heapq.heappop(self._finish_steps)]
-        return self._finish_steps[0] - self.clock.step
+        while not self._events.get(self._event_steps[0]):
+            self._events.pop(heapq.heappop(self._event_steps), None)
+        return self._event_steps[0] - self.clock.step
 
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
         if not self.sequences:
@@ -160,10 +182,11 @@ class RaggedDecodes:
         return len(self.sequences) + int(self._sums.at(self.clock.step, 1)[_DRAFTED, 0])
 
     def num_drafts_of(self, sequence: Sequence) -> int:
-        return min(self._num_drafts, self._longest - 1 - sequence.num_tokens)
+        entry = self._entries[sequence]
+        return int(entry.parts[_DRAFTED, self.clock.step - entry.position.joined])
 
     def num_found(self, sequence: Sequence) -> int:
-        return self._length(sequence, -1)
+        return self._length(sequence, -1) if sequence in self._entries else self._found[sequence]
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return self._due(0)
@@ -204,10 +227,44 @@ class RaggedDecodes:
         self.drafts = Drafts(*self._sums.at(now, num_steps)[_DRAFTED:])
         self.clock.step += num_steps
         self.fresh.clear()
-        finished = list(self._finish.get(self.clock.step, ()))
+        finished = []
+        for sequence in self._events.pop(self.clock.step, {}):
+            if self._entries[sequence].end > self.clock.step:
+                self.late[sequence] = None
+            elif sequence.num_tokens < sequence.end_length:
+                self.resting[sequence] = None
+            else:
+                finished.append(sequence)
+        self._found = {sequence: self._length(sequence, -1) for sequence in finished}
         for sequence in finished:
             self.remove(sequence)
         return finished
+
+    def _course(self, sequence: Sequence, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens that a sequence, which may know `first` of them when its first step is planned, knows before each step
+        and after the last one in which it gains some, and the drafts that each step verifies: in one more step if it is
+        late."""
+        end, num_drafts = sequence.end_length, self._num_drafts
+        lengths = np.minimum(sequence.num_tokens + self._trajectory(sequence), end)
+        num_steps = int(lengths.searchsorted(end))
+        assert num_steps < len(lengths), "the trajectory ends before the sequence does"
+        lengths = lengths[: num_steps + 1]
+        if not self._plans_ahead:
+            return lengths, np.minimum(num_drafts, self._longest - 1 - lengths[:-1])
+        # Few steps are so near to the limit that they verify fewer drafts; these may bring fewer tokens, too.
+        most = np.append(first, lengths[:-1] + 1 + num_drafts)
+        num_free = int(most.searchsorted(self._longest - 1 - num_drafts, "right"))
+        known, drafted = lengths[: num_free + 1].tolist(), [num_drafts] * min(num_free, num_steps)
+        for gain in chain(np.diff(lengths[num_free:]).tolist(), repeat(1)):
+            is_foreseen = known[-1] == end and known[-2] + 1 == end
+            left = self._longest - 1 - (known[-2] + 1 + drafted[-1] if drafted else first)
+            if left < 0 or is_foreseen:
+                break
+            drafted.append(min(num_drafts, left))
+            if known[-1] == end:
+                break
+            known.append(min(known[-1] + min(gain, 1 + drafted[-1]), end))
+        return np.array(known), np.array(drafted)
 
     def _due(self, ahead: int) -> dict[Sequence, int]:
         """Sequences, with the number of blocks, that need them `ahead` decode steps from now."""
@@ -230,7 +287,7 @@ class RaggedDecodes:
     def _plan_growth(self, sequence: Sequence, room: NDArray[np.int64]) -> dict[int, int]:
         """Clock values at which the sequence needs more blocks, and how many; `room` in tokens, before each step."""
         num_blocks = -(-room // self._block_size)
-        num_blocks = np.maximum(num_blocks, len(sequence.block_table))
+        num_blocks = np.maximum.accumulate(np.maximum(num_blocks, len(sequence.block_table)))
         more = np.diff(num_blocks, prepend=len(sequence.block_table))
         steps = np.flatnonzero(more > 0)
         return dict(zip((self.clock.step + steps).tolist(), more[steps].tolist(), strict=True))
@@ -244,7 +301,7 @@ class RaggedDecodes:
         assert self.sequences.keys() == self._entries.keys()
         assert self.fresh.keys() <= self.sequences.keys()
         for sequence, entry in self._entries.items():
-            assert sequence in self._finish[entry.end] and entry.end > now
+            assert sequence in self._events[entry.end] and entry.end > now
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
             due = sum(self._growth[step][sequence] for step in entry.growth_steps if step > self._grown)
             room = entry.parts[[_CONTEXTS, _DRAFTED], -1].sum()

@@ -32,6 +32,8 @@ class UnforeseenDecodes:
         self.findable: dict[Sequence, None] = {}
         self.tokens_per_decode = 1 + num_drafts
         self.drafts: Drafts | None = None
+        self.late: abc.Collection[Sequence] = ()
+        self.resting: abc.Collection[Sequence] = ()
         self._block_size = block_size
         self._longest = longest
         self._num_drafts = num_drafts
@@ -42,7 +44,7 @@ class UnforeseenDecodes:
         self._num_context_tokens = 0
         self._num_squared_context_tokens = 0
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
         clock = self._clocks[sequence] = DecodeClock()
         sequence.start_decoding(clock)
         self.sequences[sequence] = None

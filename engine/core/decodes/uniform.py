@@ -32,6 +32,8 @@ class UniformDecodes:
     def __init__(self, block_size: int) -> None:
         self.tokens_per_decode = 1
         self.drafts: Drafts | None = None
+        self.late: abc.Collection[Sequence] = ()
+        self.resting: abc.Collection[Sequence] = ()
         self.clock = DecodeClock()
         self.sequences: dict[Sequence, tuple[int, int]] = {}  # with boundary phase and final clock value
         self.fresh: dict[Sequence, None] = {}
@@ -43,7 +45,7 @@ class UniformDecodes:
         self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
         self._finish_steps: list[int] = []  # heap of the keys of _finish
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
         offset = self.clock.step - length

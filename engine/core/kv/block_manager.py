@@ -53,6 +53,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.longest_sequence = num_blocks * block_size  # tokens
+        self.state_blocks = 0  # of each sequence, beside its block table
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
         self.offload = offload

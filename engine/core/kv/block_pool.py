@@ -143,6 +143,11 @@ class BlockPool:
         blocks.sort()
         return blocks
 
+    def give_back(self, blocks: list[int]) -> None:
+        """Let `blocks`, taken and not used, be the next that are taken."""
+        self.num_free += len(blocks)
+        self._free += reversed(blocks)
+
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
         find than to take."""

@@ -113,6 +113,9 @@ class RangePool:
         self.largest = max(sizes, default=0)
         return list(range(start, start + count))
 
+    def give_back(self, blocks: list[int]) -> None:
+        self.release(blocks, [], 0)
+
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Free the range `table`, which joins the holes beside it; no block has a hash."""
         start, size = table[0], len(table)

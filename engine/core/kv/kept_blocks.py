@@ -34,15 +34,8 @@ def keep_prefix(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> No
 
 
 def give_up(blocks: BlockManager, sequence: Sequence, num_blocks: int) -> None:
-    """Release the last of the kept blocks until `num_blocks` more are free, or all are gone.
-
-    A block that others hold too does not become free.
-    """
-    table = sequence.block_table
-    num_kept = len(table)
-    while num_kept and num_blocks > 0:
-        num_kept -= 1
-        num_blocks -= not blocks.pool.is_shared(table[num_kept])
+    """Release the last `num_blocks` of the kept blocks, or all; one that others hold too does not become free."""
+    num_kept = max(0, len(sequence.block_table) - num_blocks)
     blocks.release_tail(sequence, num_kept)
     sequence.set_computed(num_kept * blocks.block_size)
 

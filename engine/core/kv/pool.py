@@ -31,6 +31,9 @@ class Pool(Protocol):
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn."""
 
+    def give_back(self, blocks: list[int]) -> None:
+        """Let `blocks`, taken and not used, be the next that are taken."""
+
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`, which are held or cached."""
 

@@ -105,7 +105,8 @@ class Admission:
     def bind(self, limits: Limits) -> None:
         """Go by other `limits` of chunks from now on."""
         self.limits = limits
-        self.look = Needs(self.blocks, limits).look
+        self.needs = Needs(self.blocks, limits)
+        self.look = self.needs.look
 
     @property
     def free_seats(self) -> int:
@@ -124,6 +125,8 @@ class Admission:
 
     def hold(self, need: Need, state: AdmissionState, answer: Wait) -> None:
         """Note what the head waits for; where that is blocks, it is not asked about again before there may be some."""
+        if need.padding:  # the next step may not pad
+            return
         lacks_blocks = need.is_seen and need.blocks > state.free_blocks
         if not lacks_blocks and (answer != WAIT or not need.is_seen):
             return

@@ -19,7 +19,9 @@ def decode_horizon(admission: Admission, now: int, *, pads: bool) -> int:
         limit = 1 if running.ending else min(limit, _steps_until_admission(admission, now, limit))
     if limit <= 1 or running.ending and pads:  # padding joins when the step is known to have ended
         return 1
-    if blocks.offload is not None:  # what a step drives out of the prefix cache is copied before, in a plan of its own
+    # What a step drives out of the prefix cache is copied before, in a plan of its own. And while others are ending,
+    # the room for drafts that they free comes first.
+    if blocks.offload is not None or running.ending and decodes.tokens_per_decode > 1:
         return decodes.affordable_steps(limit, blocks.pool.num_uncached)
     return decodes.affordable_steps(limit, blocks.num_free_blocks)
 

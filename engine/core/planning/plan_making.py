@@ -35,8 +35,18 @@ class PlanMaker:
         # Those that are ending are counted too.
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
         chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
+        horizon, num_late, num_padding = 1, 0, 0
+        if num_decodes and decodes.late:
+            num_late = len(decodes.late)
+            num_padding = sum([1 + decodes.num_drafts_of(sequence) for sequence in decodes.late])
+        if draft.padded:
+            num_drafts = decodes.tokens_per_decode - 1
+            chunks = [
+                work._replace(num_tokens=1 + num_drafts) if chunk.sequence in draft.padded else work
+                for chunk, work in zip(prefills, chunks, strict=True)
+            ]
+            num_padding += len(draft.padded) * num_drafts
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
-        horizon = 1
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
             if is_alone and not (prefills or draft.transfers or draft.paused):
@@ -51,7 +61,7 @@ class PlanMaker:
         if has_others or self._reserves or self._pads:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
         else:  # all that goes on takes part, so that all blocks which are shared are full
-            num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
+            num_tokens, num_reserved = work.num_context_tokens - num_late - num_saved * self._block_size, 0
             for sequence, start, num_chunk_tokens, is_last in prefills:
                 end = start + num_chunk_tokens
                 num_tokens += end
@@ -61,7 +71,7 @@ class PlanMaker:
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
             num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
-            num_external, 0, 0,
+            num_external, num_late, num_padding,
         )  # fmt: skip
         plan = make_step_plan(fields)
         return self._padded(running, plan) if self._pads else plan

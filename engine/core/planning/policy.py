@@ -22,6 +22,8 @@ class Policy(Protocol):
         uses_radix_tree: it needs `eviction=radix`.
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
+        finds_verified: what the drafts of a step brought can be found by others when it has run, not only when the next
+            one is planned.
         pads: whether its batches keep their shape: who has ended is computed on as padding until all have
             (`engine.core.running.padding`), and the prompts of a step are padded to the longest.
     """
@@ -29,6 +31,7 @@ class Policy(Protocol):
     options_type: ClassVar[type[Any]]
     chooses_victims: ClassVar[bool]
     uses_radix_tree: ClassVar[bool]
+    finds_verified: bool
     pads: bool
     order: QueueOrder
     preemption: Preemption
@@ -58,6 +61,7 @@ class BasePolicy:
     options_type: ClassVar[type[Any]] = NoOptions
     chooses_victims: ClassVar[bool] = False
     uses_radix_tree: ClassVar[bool] = False
+    finds_verified: bool = False
     pads: bool = False
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:
@@ -72,7 +76,7 @@ class BasePolicy:
             return WAIT
         num_tokens = need.tokens
         if num_tokens > state.free_tokens:
-            if not state.may_cut:
+            if not state.may_cut or need.padding:
                 return WAIT_FOR_A_STEP
             num_tokens = state.free_tokens
         return make_admit((num_tokens,)) if need.blocks <= state.free_blocks else WAIT

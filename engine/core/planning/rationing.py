@@ -10,13 +10,15 @@ from engine.core.sequence import Sequence
 def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[Sequence, int], int]:
     """Hand out blocks and tokens one sequence after the other, and preempt for each that lacks blocks.
 
-    A victim may have been served already: it gives back its share. If a sequence must give way itself, all after it sit
-    this step out if it `ends` with that. Returns the tokens of each cut prompt and what is left of the budget.
+    Who is served takes its blocks before the next victim frees its own. A victim may have been served already: it gives
+    back its share. If a sequence must give way itself, all after it sit this step out if it `ends` with that. Returns
+    the tokens of each cut prompt and what is left of the budget.
     """
     running, budget = planner.running, planner.max_num_batched_tokens
     due = running.decodes.blocks_due()
     served: dict[Sequence, tuple[int, int]] = {}  # tokens and blocks
-    num_reserved, is_over = 0, False
+    aside: list[int] = []  # all blocks of those served
+    is_over = False
     for sequence in list(running.sequences):
         decodes = sequence in running.decodes.sequences
         if sequence not in running.sequences or not decodes and sequence not in running.prefilling:
@@ -32,21 +34,23 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
             num_tokens = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)
             num_blocks = planner.missing_blocks(sequence, num_tokens)
         gave_way = False
-        while num_reserved + num_blocks > planner.num_free_blocks and not gave_way:
-            if planner.reclaim(num_reserved + num_blocks - planner.num_free_blocks):
+        while num_blocks > planner.num_free_blocks and not gave_way:
+            if planner.reclaim(num_blocks - planner.num_free_blocks):
                 continue
             victim = planner.choose_victim()
             if victim in served:
                 running.register_known(victim)
                 given_back = served.pop(victim)
                 budget += given_back[0]
-                num_reserved -= given_back[1]
+                kept = len(aside) - given_back[1]
+                planner.put_back(aside[kept:])
+                del aside[kept:]
             planner.preempt(draft, victim)
             gave_way = victim is sequence
         is_over = ends and gave_way
         if not gave_way:
             served[sequence] = num_tokens, num_blocks
             budget -= num_tokens
-            num_reserved += num_blocks
-    draft.paused += running.paused
+            aside += planner.set_aside(num_blocks)
+    planner.put_back(aside)
     return {s: tokens for s, (tokens, _) in served.items() if s in running.prefilling}, budget

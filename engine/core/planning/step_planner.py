@@ -24,7 +24,10 @@ NO_CHUNKS: abc.Mapping[Sequence, int] = {}
 
 
 class StepPlanner(GivingWay):
-    """Fills the step drafts of one lane out of the waiting and the running sequences, within the limits."""
+    """Fills the step drafts of one lane out of the waiting and the running sequences, within the limits.
+
+    `longest` is the number of tokens that no sequence can exceed.
+    """
 
     def __init__(
         self,
@@ -34,16 +37,20 @@ class StepPlanner(GivingWay):
         limits: Limits,
         preemption: Preemption,
         admit: AdmissionRule,
+        longest: int,
     ) -> None:
         super().__init__(blocks, waiting, running, preemption)
         self.limits = self._limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self.longest = longest
         self.chunk_tokens = limits.chunk_tokens
         self.admission = Admission(admit, blocks, waiting, running, limits)
         self._parking = Parking(blocks, running, limits)
 
     def bound_chunks(self, *, is_alone: bool) -> None:
         """Let chunks have a bound of their own only where a request is not alone."""
+        if not self._limits.max_chunk_tokens:
+            return
         self.limits = self._limits.without_chunk_bound() if is_alone else self._limits
         self.chunk_tokens = self.limits.chunk_tokens
         self.admission.bind(self.limits)
@@ -130,10 +137,13 @@ class StepPlanner(GivingWay):
                 return
             waiting.pop()
             num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
+            if need.padding:
+                num_held = sequence.num_tokens + need.padding
+                draft.padded.append(sequence)
             draft.transfers += self._blocks.admit(sequence, match, num_held)
             running.start(sequence, match, draft.now)
             draft.admitted.append(sequence)
-            self.plan_chunk(draft, sequence, num_tokens)
+            self.plan_chunk(draft, sequence, num_tokens - need.padding)
             budget -= num_tokens
 
     def plan_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
@@ -145,6 +155,14 @@ class StepPlanner(GivingWay):
         draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
         if sequence.has_content:
             self._blocks.register(sequence, end)
+
+    def set_aside(self, num_blocks: int) -> list[int]:
+        """Take blocks for one that is served, before the next victim frees its own; `put_back` before they are used."""
+        return self._blocks.take(num_blocks) if num_blocks else []
+
+    def put_back(self, aside: list[int]) -> None:
+        if aside:
+            self._blocks.pool.give_back(aside)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""

@@ -74,8 +74,8 @@ class GivingWay:
         """
         if self.running.sequences or not self.waiting.head_blocked:
             return False
-        num_missing = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) - self.num_free_blocks
-        return self.reclaim(num_missing, spared=head)
+        num_needed = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) + self._blocks.state_blocks
+        return self.reclaim(num_needed - self.num_free_blocks, spared=head)
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
         """Take the blocks of one of `candidates`, which are in order of admission."""

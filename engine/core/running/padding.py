@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.stateful import StatefulManager
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
@@ -46,8 +47,9 @@ def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence
 def _hand_over(blocks: BlockManager, sequence: Sequence, row: Sequence) -> None:
     """Let `row` hold the blocks of `sequence` that its tokens are in; what it adds cannot be found."""
     row.block_table, sequence.block_table = sequence.block_table, []
-    if isinstance(blocks, ContiguousManager):
+    if isinstance(blocks, ContiguousManager | StatefulManager):
         blocks.note_row(sequence, row)
+    if isinstance(blocks, ContiguousManager):
         return
     row.num_registered_blocks, sequence.num_registered_blocks = sequence.num_registered_blocks, 0
     row.block_hashes = (sequence.block_hashes or [])[: row.num_registered_blocks] or None

@@ -25,13 +25,24 @@ class Progress:
 
     Args:
         pads_to: most tokens of the padding that takes the place of who has ended; None for no padding.
+        finds_verified: as `Policy` has it.
     """
 
-    def __init__(self, running: RunningSet, blocks: BlockManager, waiting: WaitingQueue, pads_to: int | None) -> None:
+    def __init__(
+        self,
+        running: RunningSet,
+        blocks: BlockManager,
+        waiting: WaitingQueue,
+        pads_to: int | None,
+        *,
+        finds_verified: bool = False,
+    ) -> None:
         self._running = running
         self._blocks = blocks
         self._waiting = waiting
         self._pads_to = pads_to
+        self._has_drafts = running.decodes.tokens_per_decode > 1
+        self._finds_verified = finds_verified and not running.lag and self._has_drafts
         self._radix = blocks if isinstance(blocks, RadixManager) else None
 
     def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
@@ -46,6 +57,10 @@ class Progress:
                     running.register_filled(ahead, stopped)
             ended = running.decodes.advance(plan.num_steps, drafts)
             flight.drafts = running.decodes.drafts
+            if self._has_drafts and running.lag:
+                flight.late = [*running.decodes.late]
+                for sequence in ended:
+                    self._register_known(sequence)
             for sequence in stopped:
                 if sequence in running.decodes.sequences:
                     running.decodes.remove(sequence)
@@ -59,6 +74,11 @@ class Progress:
             self._advance_prefills(flight, stopped)
         if running.paused:
             running.resume()
+        if self._has_drafts:
+            for sequence in [*running.decodes.resting]:
+                self._register_known(sequence)
+                running.pause(sequence)
+                flight.victims = [*flight.victims, sequence]
         if running.returning:
             for sequence in running.returning:
                 if sequence in running.parked:
@@ -69,9 +89,17 @@ class Progress:
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, and the padding of its batch if nobody else is left of that."""
+        if self._running.lag and sequence in self._running.decodes.sequences:
+            self._register_known(sequence)
         self._running.abort(sequence)
         if self._running.padding:
             end_batch(self._running)
+
+    def _register_known(self, sequence: Sequence) -> None:
+        """Where steps are planned ahead, register what is computed of the tokens that a sequence had before the step
+        under way, with which it leaves the decodes."""
+        if self._has_drafts and sequence.has_content:  # without drafts the planning has registered it
+            self._blocks.register(sequence, self._running.decodes.num_found(sequence) - 1)
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue
@@ -89,9 +117,11 @@ class Progress:
         running = self._running
         if not flight.is_advanced:
             self.advance(flight, stopped, drafts)
-        elif stopped:
-            for sequence in stopped:
-                self._stop_late(flight, sequence, stopped[sequence])
+            stopped = NOBODY
+        if flight.late or stopped:
+            for sequence, num_discarded in {**dict.fromkeys(flight.late, 0), **stopped}.items():
+                self._stop_late(flight, sequence, num_discarded)
+        self._waiting.coming.difference_update(flight.started, flight.victims)
         resumed_gaps: list[int] = []
         for sequence in flight.started:
             if sequence.request.first_token_time is None:
@@ -108,13 +138,16 @@ class Progress:
             ended = [*dict.fromkeys([*ended, *flight.started])]
         if len(ended) > 1:
             ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
+        if self._finds_verified:
+            self._register_verified(ended)
         for sequence in ended:
             if self._radix is not None and sequence in running.decodes.sequences:
                 self._radix.checkpoint(sequence, sequence.num_tokens - 1)
             if sequence in running.ending:
                 del running.ending[sequence]
-                # What drafts of the last step brought cannot be found, and each step has registered what came before.
-                if sequence.has_content and running.decodes.tokens_per_decode == 1:
+                # What drafts of the last step brought cannot be found unless steps are planned ahead, and each step has
+                # registered what came before.
+                if sequence.has_content and (running.lag or running.decodes.tokens_per_decode == 1):
                     self._blocks.register(sequence, sequence.num_tokens - 1)
                 if self._pads_to is None:
                     running.release(sequence)
@@ -124,6 +157,14 @@ class Progress:
             end_batch(running)
         return resumed_gaps
 
+    def _register_verified(self, ended: list[Sequence]) -> None:
+        """Register all but the last token of those who got tokens, in order of admission: of equal blocks the first one
+        is found."""
+        known = [(sequence, num_tokens - 1) for sequence, num_tokens in self._running.decodes.filling(0)]
+        known += [(sequence, sequence.num_tokens - 1) for sequence in ended if sequence.has_content]
+        for sequence, num_tokens in sorted(known, key=lambda each: each[0].admission):
+            self._blocks.register(sequence, num_tokens)
+
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
         """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
         running = self._running
@@ -132,7 +173,10 @@ class Progress:
         for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
-                running.decodes.join(each)
+                if flight.padded and sequence in flight.padded:
+                    running.decodes.join(each, is_padded=True)
+                else:
+                    running.decodes.join(each)
             else:
                 self._end(flight, each, stopped)
         return started

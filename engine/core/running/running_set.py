@@ -132,7 +132,8 @@ class RunningSet:
     def register_known(self, sequence: Sequence) -> None:
         """Register what a decoding sequence has computed, which is known when it has its place in the step."""
         if sequence in self.decodes.findable:
-            self._blocks.register(sequence, sequence.num_tokens - 1)
+            num_known = self.decodes.num_found(sequence) if self.lag else sequence.num_tokens - 1
+            self._blocks.register(sequence, num_known)
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
@@ -169,6 +170,8 @@ class RunningSet:
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
             num_known = self.decodes.num_found(sequence) - self.lag
+        if self.flights and (sequence in self.flights[-1].victims or sequence in self.flights[-1].started):
+            self._waiting.coming.add(sequence)
         self.leave(sequence, SequenceStatus.WAITING)
         transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
         del self.sequences[sequence]

@@ -18,7 +18,7 @@ class SlotCounts(NamedTuple):
     blocks is internal waste.
 
     Attributes:
-        num_tokens: hold a token's KV; what padding holds is internal waste.
+        num_tokens: hold a token's KV; what padding holds is internal waste, and so is a last token.
         num_reserved: are kept for tokens to come. A contiguous reservation keeps slots up to the end of its sequence as
             far as that is known; beyond it they are internal waste. Under paging these are slots of known tokens that
             are not computed yet; the unfilled slots behind them are internal waste, though decodes may fill them.
@@ -38,7 +38,8 @@ def count_slots(
     plans = [lane.flights[-1].plan for lane in lanes if lane.flights and not lane.flights[-1].is_advanced]
     prefills = [*draft.prefills, *(chunk for plan in plans for chunk in plan.prefills)]
     chunks = {chunk.sequence: chunk.num_tokens for chunk in prefills}
-    num_tokens = draft.num_decodes + sum(len(plan.decodes) for plan in plans)
+    late = planned.decodes.late if draft.num_decodes else ()
+    num_tokens = draft.num_decodes - len(late) + sum(len(plan.decodes) for plan in plans)
     num_reserved, beside = 0, list(waiting.holders)
     useless: list[Sequence] = []
     for lane in lanes:

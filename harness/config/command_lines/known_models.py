@@ -67,7 +67,9 @@ class KnownModels:
     def has_experts(self, option: str) -> bool | None:
         """Whether an option has experts; None where it does not say it."""
         values = self._options.get(option)
-        return None if values is None or option == "hf" else bool(values.get("num_experts"))
+        if values is None or option == "hf":
+            return None
+        return bool(values.get("num_experts")) or any(each["kind"] == "experts" for each in values.get("blocks", ()))
 
     @cached_property
     def _options(self) -> dict[str, dict[Any, Any]]:

@@ -37,6 +37,7 @@ _UNITS = {unit: 1000 ** (power + 1) for power, unit in enumerate("kmgt")}
 _UNITS |= {unit.upper(): 1024 ** (power + 1) for power, unit in enumerate("kmgt")}
 _GENERATION = "--override-generation-config"
 _DRAFT_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+_NEVER_AHEAD = ("medusa", "mlp_speculator")  # with which vLLM plans no steps ahead
 
 
 def overrides(command: str) -> list[str]:
@@ -78,7 +79,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     if generation := line.values.get(_GENERATION):
         notes.append(_generation_note(generation))
     if config := line.values.get("--speculative-config"):
-        made |= _speculation(config, known, notes)
+        made = made | _speculation(config, known, notes) | made
     return translation(made, given, notes)
 
 
@@ -166,11 +167,13 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
     keys = {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
     if more := sorted(set(config) - keys):
         notes.append(f"--speculative-config: {', '.join(more)}: not simulated")
-    made: dict[str, Any] = {"speculation": "draft_model"}  # with which no step is planned ahead in simulation
+    made: dict[str, Any] = {"speculation": "draft_model"}
     made["speculation.num_speculative_tokens"] = config["num_speculative_tokens"]
     notes.append(f"--speculative-config: drafts are accepted at a rate that only a measurement tells; {_RATES}")
     if method in ("ngram", "ngram_gpu"):
         low, high = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
+        if method == "ngram_gpu":
+            made["scheduler.async_scheduling"] = True
         return made | {
             "speculation": "ngram",
             "speculation.prompt_lookup_min": low or high or 5,
@@ -178,9 +181,12 @@ def _speculation(text: str, known: KnownModels, notes: list[str]) -> dict[str, A
         }
     if method == "draft_model" and isinstance(model, str):
         return made | {"model@speculation.drafter": known.named(model)["model"]}
+    method = "mtp" if method.endswith("_mtp") else method  # names of 0.9 to 0.11, of each model
     if method not in _DRAFT_HEADS:
         raise ConfigError(f"--speculative-config: method {method!r} is not simulated")
     notes.append(f"--speculative-config: the heads of {method} take no time unless speculation.draft_token_s says so")
+    if method in _NEVER_AHEAD:
+        made["scheduler.async_scheduling"] = False
     return made | {"speculation.drafter": None}
 
 

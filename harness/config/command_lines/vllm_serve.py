@@ -103,7 +103,8 @@ def _drafts(config: RunConfig) -> dict[str, Any] | None:
     speculation = config.speculation
     if isinstance(speculation, NgramSpeculation):
         names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-        return {"method": "ngram", **{name: getattr(speculation, name) for name in names}}
+        method = "ngram_gpu" if config.scheduler.async_scheduling else "ngram"  # the other one of which vLLM refuses
+        return {"method": method, **{name: getattr(speculation, name) for name in names}}
     if isinstance(speculation, DraftModelSpeculation):
         number, drafter = speculation.num_speculative_tokens, speculation.drafter
         kind = {"method": "eagle3"} if drafter is None else {"method": "draft_model", "model": drafter.name}

@@ -44,17 +44,21 @@ def _of_version(name: str, _root_: DictConfig) -> Any:
     if name in ("max_num_seqs", "max_num_batched_tokens"):
         return _batch_default(name, version, _root_)
     if name == "async_scheduling":
-        return version.async_scheduling and _can_plan_ahead(_root_)
+        return version.async_scheduling and _can_plan_ahead(_root_, version)
     if name == "gpu_memory_utilization" and OmegaConf.select(_root_, "engine.kind") in ("gpu", "cpu"):
         return 0.9
     return getattr(version, name)
 
 
-def _can_plan_ahead(root: DictConfig) -> bool:
-    """Whether the core plans a step while the one before it runs, with these settings."""
+def _can_plan_ahead(root: DictConfig, version: VllmVersion) -> bool:
+    """Whether the core plans a step while the one before it runs, with these settings, as this version would."""
     single = ("pipeline_parallel_size", "data_parallel_size", "engine.max_lookahead_steps")
     is_single = all(OmegaConf.select(root, key, default=1) == 1 for key in single)
-    return is_single and OmegaConf.select(root, "speculation.kind") == "none"
+    kind = OmegaConf.select(root, "speculation.kind")
+    has_heads = kind == "draft_model" and OmegaConf.select(root, "speculation.drafter") is None
+    drafts_ahead = has_heads or kind == "draft_model" and version.draft_models_ahead
+    is_simulated = OmegaConf.select(root, "engine.kind") == "sim"
+    return is_single and (kind == "none" or drafts_ahead and is_simulated)
 
 
 def _batch_default(name: str, version: VllmVersion, root: DictConfig) -> int:

@@ -116,10 +116,10 @@ def check_fits(
             f"so that the tokens of all sequences and their speculation.num_speculative_tokens={per_decode - 1} drafts "
             "fit into a step"
         )
-    if scheduler.async_scheduling:
+    if scheduler.async_scheduling and engine.kind != "sim":
         raise ValueError(
-            f"scheduler.async_scheduling=true: must be false with speculation={config.kind}, which brings a number of "
-            "tokens that is known only when a step has run"
+            f"scheduler.async_scheduling=true: must be false with speculation={config.kind} and engine={engine.kind}, "
+            "which knows what a step brings only when it has run; use engine=sim"
         )
     if engine.kind == "sim":
         if engine.max_lookahead_steps > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.config import RunConfig, SimEngine
+from harness.engines.resolving.shapes import contiguous_rule
 from harness.errors import ConfigError
 from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool, kv_formula
@@ -35,6 +36,7 @@ def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Devi
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_seqs": config.max_num_seqs,
         "drafter": drafter,
+        "shares_states": config.scheduler.eviction != "radix" and contiguous_rule(config) is None,
     }
     try:
         if config.kv_cache_memory_bytes is not None:

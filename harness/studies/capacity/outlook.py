@@ -19,6 +19,7 @@ from harness.studies.capacity.row import Row, room_of, row_of, stored
 _SHARE = 2  # their probes have this part of the requests of a probe: they decide less
 # Of the search with one server fewer.
 _COARSE = {"capacity.max_probes": 6, "capacity.precision": 0.05}
+_WIDE = 0.1  # an interval wider than this part of the capacity is told
 NUM_REQUESTS = 4  # times capacity.num_requests: about what both take
 
 
@@ -74,6 +75,8 @@ def _one_fewer_text(row: Row, fewer: Row) -> str:
     share = percent(fewer["capacity"] / row["rate"])
     rest = "the other one holds" if fewer["servers"] == 1 else f"the other {fewer['servers']} hold"
     text = f" With one of them down {rest} {number(fewer['capacity'])} requests/s, {share} of the load"
+    if fewer["high"] - fewer["low"] > _WIDE * fewer["capacity"]:
+        text += f" (95 % interval {number(fewer['low'])} to {number(fewer['high'])})"
     return f"{text}; with {row['capacity'] + 1} servers one may fail."
 
 

@@ -49,6 +49,8 @@ class ComparedRuns:
         Raises:
             ConfigError: no configuration is called like the baseline.
         """
+        if not runs and not folders:
+            return cls(pd.DataFrame(), pd.DataFrame(), {}, failed)
         with TemporaryDirectory(prefix="twinserve-") as place:
             stored = _stored(runs, Path(place))
             names = [*stored, *(folder.as_posix() for folder in folders)]
@@ -83,7 +85,8 @@ class ComparedRuns:
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def _print(self, console: Console) -> None:
-        print_comparison(self.by_run, self.table, console)
+        if len(self.by_run):
+            print_comparison(self.by_run, self.table, console)
         for name, error in self.failed.items():
             console.print(f"! {name} failed: {error}", style="red", markup=False, highlight=False)
 

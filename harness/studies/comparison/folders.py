@@ -1,6 +1,7 @@
 """Which result folders the user means: runs, sweeps, and names with wildcards."""
 
 import glob
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ def expand_results(results: Iterable[str]) -> list[Path]:
     Raises:
         ConfigError: none of them holds a result.
     """
-    folders: dict[Path, Path] = {}
+    folders: dict[str, Path] = {}
     problems, num_found = [], 0
     for name in results:
         matches = _matches(name)
@@ -32,7 +33,7 @@ def expand_results(results: Iterable[str]) -> list[Path]:
         elif not found:
             problems.append(f"results: {name} holds no result (no {SUMMARY} in it or below it)")
         for each in found or matches:
-            folders.setdefault(each.resolve(), each)
+            folders.setdefault(os.path.realpath(each), each)
     if problems and not num_found:
         raise ConfigError(problems[0])
     return list(folders.values())

@@ -85,8 +85,7 @@ def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve)
 
 
 def _numbers(column: pd.Series) -> value_checks.Numbers:
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    return value_checks.Numbers(values, column.isna().to_numpy())
+    return value_checks.Numbers(value_checks.as_floats(column), column.isna().to_numpy())
 
 
 def _lists(column: pd.Series) -> list[object]:

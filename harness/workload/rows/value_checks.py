@@ -39,6 +39,12 @@ def numbers_from_text(texts: pa.ChunkedArray) -> Numbers:
     return Numbers(values, pc.equal(texts, "").to_numpy(zero_copy_only=False))
 
 
+def as_floats(column: pd.Series) -> npt.NDArray[np.float64]:
+    """The numbers of a column, of which text tells some; NaN where there is none."""
+    texts = column.astype(str) if column.dtype == object else column  # an integer may have more digits than a float
+    return pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
 def numbers_from_json(values: Sequence[object]) -> Numbers:
     """Takes JSON numbers as they are; null counts as missing, text and booleans as no number."""
     return Numbers(np.array([_as_float(value) for value in values]), np.array([value is None for value in values]))

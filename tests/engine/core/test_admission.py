@@ -163,6 +163,17 @@ def test_who_waits_for_the_rule_enters_with_the_block_that_a_decode_fills(output
 
 
 @pytest.mark.parametrize("groups", [False, True])
+def test_of_two_that_may_fill_a_block_for_the_head_the_first_lets_it_enter(groups: bool) -> None:
+    """Requests 0 and 1 generate the same, two steps apart; request 2 lacks one of the three blocks that it needs."""
+    scheduler = make(num_blocks=6)
+    for i, tokens in enumerate([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4] + [7] * 10]):
+        scheduler.add(Request(i, len(tokens), 9, token_ids=tokens))
+        for now in ((0, 1), (2,), ())[i]:
+            step(scheduler, now)
+    assert entries(scheduler, groups=groups)[0] == (1, 2)
+
+
+@pytest.mark.parametrize("groups", [False, True])
 def test_a_rule_that_nobody_could_ask_in_a_starved_step_is_asked_in_the_next(
     restricted: type[Restricted], monkeypatch: pytest.MonkeyPatch, groups: bool
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.planning.policy import BasePolicy
 from engine.core.policies import POLICIES
+from engine.core.policies.admission_order import PADDINGS
 from engine.core.running.preemption import VICTIM_RULES
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from tests.engine.fuzz.workload import Case, Workload
@@ -23,6 +24,12 @@ ALTERNATIVES: dict[str, Any] = {
     "max_padding": 4,
 }
 POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "admission_order": {
+        "cuts_alone": [True, False],
+        "ends_with_giving_way": [True, False],
+        "pads_admissions": list(PADDINGS),
+        "finds_verified": [True, False],
+    },
     "static": {"max_queue_delay_s": [0.0, 5e-9], "padded": [True, True, False]},
     "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
     "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
@@ -202,19 +209,20 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
             )
         )
     options = random_options(rng)
-    makes_pauses = options.policy == "admission_order" and rng.random() < 0.6
-    if makes_pauses:  # one in the middle gives way, and those after it sit a step out
-        options = replace(options, victim="least_urgent", queue="fcfs")
+    classes = random.Random(-1 - seed)  # a stream of its own
+    makes_pauses = (policy or options.policy) == "admission_order" and rng.random() < 0.6
+    if makes_pauses:  # one in the middle gives way, and those after it sit a step out, if the step ends with that
+        own = {"ends_with_giving_way": classes.random() < 0.7}
+        options = replace(options, policy="admission_order", options=own, victim="least_urgent", queue="fcfs")
         for case in cases:
             case.priority, case.arrival_step = rng.randint(0, 9), case.arrival_step // 10
             if forks and case.stop_after is None:
                 case.num_sequences = rng.randint(1, 3)
-    makes_supply = rng.random() < 0.15
+    makes_supply = rng.random() < 0.15 and not makes_pauses
     if makes_supply:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
         continue_others(cases, rng, 4 * longest)
-    classes = random.Random(-1 - seed)  # a stream of its own
-    if policy or (not makes_pauses and not makes_supply and classes.random() < 0.5):
+    if not makes_pauses and (policy or (not makes_supply and classes.random() < 0.5)):
         options = draw_policy(classes, options, cases, policy)
     uses_tiers = rng.random() < 0.25
     if uses_tiers and rng.random() < 0.5:
@@ -256,7 +264,29 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
     if is_radix:
         return for_radix(workload)
     workload = with_memory_scheme(workload, random.Random(f"memory {seed}"))
+    workload = with_drafts_ahead(workload, random.Random(f"drafts {seed}"))
     return for_supply(workload) if makes_supply else workload
+
+
+def with_drafts_ahead(workload: Workload, rng: random.Random) -> Workload:
+    """Of those that plan ahead a share, with drafts, and now and then sequences as long as they can be."""
+    options = workload.options
+    if not options.async_scheduling or options.policy == "static" or workload.num_drafts or rng.random() < 0.6:
+        return workload
+    if options.policy == "admission_order" and not options.options:
+        names = POLICY_OPTIONS["admission_order"]
+        options = replace(options, options={name: rng.choice(values) for name, values in names.items()})
+    num_drafts = rng.choice([1, 3, 5])
+    # Who is padded gets no drafts at the limit that only the scheduler knows of.
+    pads = options.options.get("pads_admissions", "never") != "never"
+    lengths = [None] if pads else [None, *[len(case.tokens) + 1 for case in workload.cases]]
+    return replace(
+        workload,
+        options=options,
+        num_drafts=num_drafts,
+        max_num_batched_tokens=workload.max_num_batched_tokens + num_drafts * workload.max_num_seqs,
+        max_model_len=rng.choice(lengths) if workload.contiguous is None else workload.max_model_len,
+    )
 
 
 def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:

@@ -64,7 +64,12 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
-    if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, plan):
+    if (
+        head is not None
+        and not may_wait
+        and not had_early_release(scheduler)
+        and not is_delayed(workload, scheduler, plan, now)
+    ):
         assert not could_enter(workload, scheduler, plan, head), "the head of the queue waits though it fits"
         if plan is not None and workload.options.policy == "priority":
             check_rank(workload, scheduler, plan, head)
@@ -90,9 +95,11 @@ def check_order(
     assert not keys or not behind or keys[-1] <= behind[0], "somebody was passed over"
 
 
-def is_delayed(workload: Workload, plan: StepPlan | None) -> bool:
-    """Whether a batch may be held back until it is full."""
-    return plan is None and bool(workload.options.options.get("max_queue_delay_s"))
+def is_delayed(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, now: int) -> bool:
+    """Whether a batch may be held back until it is full, or the first to come has waited long enough."""
+    delay = round(workload.options.options.get("max_queue_delay_s", 0.0) * 1e9)
+    is_full = len(scheduler.waiting) >= workload.max_num_seqs or scheduler.num_running
+    return plan is None and not is_full and now < delay + min(s.request.arrival_time for s in scheduler.waiting)
 
 
 def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: Sequence) -> None:
@@ -129,7 +136,8 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
 
 def check_findable(workload: Workload, scheduler: Scheduler) -> None:
     """All full blocks that decodes have computed are known by their content, as far as that is known."""
-    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or workload.num_drafts is not None:
+    finds = workload.num_drafts is None or workload.options.options.get("finds_verified", False)
+    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or not finds:
         return
     if workload.options.eviction == "radix":  # what is generated is cached at its end
         return
@@ -141,18 +149,21 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
             assert sequence.num_registered_blocks == num_full, "what a decode has computed cannot be found"
 
 
-def check_found_ahead(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
+def check_found_ahead(
+    workload: Workload, scheduler: Scheduler, plan: StepPlan, under_way: Mapping[Sequence, int]
+) -> None:
     """Where steps are planned ahead, all full blocks of known tokens that decodes have computed can be found when they
-    are planned: only who gets a token of the step under way has one that is not known."""
+    are planned: only those that the step under way brings, so many of each, are not known."""
     running, options = scheduler._planners[plan.lane].running, workload.options
     if not options.enable_prefix_caching or options.eviction == "radix":
         return
-    if not plan.num_decodes or workload.num_drafts is not None:
+    if not plan.num_decodes:
         return
     before = running.flights[0] if len(running.flights) > 1 else None
     for sequence in running.decodes.findable:
         waits = before is not None and (sequence not in running.decodes.fresh or sequence in before.started)
-        num_full = (sequence.num_tokens - waits) // workload.block_size
+        num_unknown = under_way.get(sequence, workload.tokens_per_decode) if waits else 0
+        num_full = (sequence.num_tokens - num_unknown) // workload.block_size
         if sequence.token_ids is None:
             num_full = min(num_full, len(sequence.block_hashes or ()))
         assert sequence.num_registered_blocks >= num_full, "what is known of a decode cannot be found"
@@ -226,6 +237,10 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     if blocks.offload is not None and blocks.offload.must_wait(match):
         return budget > 0 and blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks
     may_cut = options.enable_chunked_prefill and (options.policy not in APART or not sizes)
+    padding = workload.padding(plan, scheduler.max_model_len, head, match.num_cached_tokens)
+    if padding != 0:
+        needed = blocks.blocks_needed(head, match, head.num_tokens + (padding or 0)) + reserve
+        return padding is not None and padding < budget and needed <= blocks.num_free_blocks
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False

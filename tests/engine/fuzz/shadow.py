@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, abc
 
 from engine.core.flight import Verified
 from engine.core.kv.tier import DEVICE
@@ -13,7 +13,9 @@ from engine.core.sequence import Request, RequestRefusedError, Sequence, Sequenc
 from tests.engine.fuzz.fuzz_workloads import APART
 from tests.engine.fuzz.promptness import check_findable, check_found_ahead, check_promptness, check_seats
 from tests.engine.fuzz.shadow_store import Holders, ShadowStore, Token
+from tests.engine.fuzz.shares import Shares
 from tests.engine.fuzz.slot_reference import check_slots
+from tests.engine.fuzz.thrift import Thrift, check_chunks, watched
 from tests.engine.fuzz.trail import Trail
 from tests.engine.fuzz.workload import FORK_TOKENS, Workload
 
@@ -37,6 +39,9 @@ class ShadowExecutor:
         self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
+        self.scheduler._policy.compose = watched(self.scheduler._policy.compose)  # type: ignore[method-assign, assignment]
+        self.last_token: dict[Sequence, int] = {}  # when it came
+        self.shares = Shares(workload.options, self.scheduler.waiting) if workload.options.policy == "fair" else None
         for i, case in enumerate(workload.cases):
             self.events.append((case.arrival_step, ARRIVE, i))
             if case.abort_step is not None:
@@ -53,7 +58,7 @@ class ShadowExecutor:
             if flight is not None and self.scheduler.plans_ahead:  # when the last step of this plan begins
                 self._reveal(flight[1], but_last=True)
                 self._apply_events(step - 1)
-                planned = self._schedule(step - 1, lane)
+                planned = self._schedule(step - 1, lane, flight[1])
             if flight is not None:
                 self._commit(*flight, step)
             if planned is None:
@@ -119,25 +124,31 @@ class ShadowExecutor:
             self.trail.note(request)
         else:
             self.live[i] = request
+            if self.shares is not None:
+                self.shares.requests.append(request)
 
     # -- a plan ---------------------------------------------------------------------------------------------------
 
-    def _schedule(self, step: int, lane: int) -> tuple[StepPlan, int, Holders] | None:
-        """Plan, and check whom the plan admits; returns also the time and who held which block before."""
+    def _schedule(self, step: int, lane: int, tokens: abc.Sequence[Token] = ()) -> tuple[StepPlan, int, Holders] | None:
+        """Plan, while a plan is under way that yields `tokens`, and check whom the plan admits; returns also the time
+        and who held which block before."""
         holders: Holders = {}
         padding = [row for lane in self.scheduler._lanes for row in lane.padding]
         for sequence in (*(s for request in self.live.values() for s in request.sequences), *padding):
             for block in sequence.block_table:
                 holders.setdefault(block, []).append(sequence)
         before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
+        thrift = Thrift(self.scheduler)
         plan = self.scheduler.schedule(step, lane)
         self._check_losses(before)
         check_promptness(self.workload, self.scheduler, plan, step)
+        thrift.check(self.workload, plan)
         if plan is None:
             return None
         self._check_plan(plan)
         if self.scheduler.plans_ahead:
-            check_found_ahead(self.workload, self.scheduler, plan)
+            under_way = {token.sequence: token.num_last for token in tokens}
+            check_found_ahead(self.workload, self.scheduler, plan, under_way)
         if plan.preempted:  # who gives way and is admitted again in the same plan holds its blocks anew
             holders = {block: [s for s in owners if s not in plan.preempted] for block, owners in holders.items()}
         return plan, step, holders
@@ -178,40 +189,49 @@ class ShadowExecutor:
 
     def _check_plan(self, plan: StepPlan) -> None:
         workload, decoding = self.workload, list(plan.decodes)
-        num_tokens = workload.num_decode_tokens(plan, self.scheduler.max_model_len)
+        courses = self.store.courses(plan)
+        late = [sequence for sequence, course in courses.items() if course[0].length == sequence.end_length]
+        num_tokens = plan.num_decodes + sum(course[0].num_drafts for course in courses.values())
         num_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
         assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers or plan.parked
         assert plan.num_running <= workload.max_num_seqs
         assert plan.horizon == 1 or not plan.prefills
         assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
-        assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
-        most = workload.options.long_prefill_token_threshold
-        assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
+        check_chunks(workload, self.scheduler, plan)
         check_slots(self.scheduler, plan)
+        fresh = [] if self.scheduler.plans_ahead else plan.fresh_decodes
+        assert all(s.last_token_time == self.last_token.get(s) for s in fresh), "the time of a last token is wrong"
         contexts = [sequence.num_tokens for sequence in decoding]
         assert plan.num_decodes == plan.work.num_decodes == len(contexts)
         assert plan.work.num_context_tokens == sum(contexts)
         assert plan.work.num_squared_context_tokens == sum(length**2 for length in contexts)
-        self._check_padding(plan)
+        self._check_padding(plan, len(late), sum(1 + courses[sequence][0].num_drafts for sequence in late))
         for chunk in plan.prefills:
             again = min(chunk.num_tokens, chunk.sequence.num_lost_tokens - chunk.start)
             self.recomputed[chunk.sequence] += max(0, again)
 
-    def _check_padding(self, plan: StepPlan) -> None:
-        """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape."""
+    def _check_padding(self, plan: StepPlan, num_late: int, num_late_tokens: int) -> None:
+        """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape; of
+        `num_late` decodes all tokens are under way already."""
         sizes = [chunk.num_tokens for chunk in plan.prefills]
-        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes
+        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes.copy()
+        for i, chunk in enumerate(plan.prefills):
+            if chunk.sequence in plan.admitted:
+                padding = self.workload.padding(plan, self.scheduler.max_model_len, chunk.sequence, chunk.start)
+                assert padding is not None, "it must wait"
+                padded[i] += padding
         expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
         assert [tuple(chunk) for chunk in plan.work.chunks] == expected
         assert sum(padded) <= self.workload.max_num_batched_tokens, "padding exceeds the tokens of a step"
         rows = sum(sequence.status is SequenceStatus.PADDING for sequence in plan.decodes) if plan.num_decodes else 0
-        assert plan.num_padding_seqs == rows and plan.num_padding_tokens == rows + sum(padded) - sum(sizes)
+        assert plan.num_padding_seqs == rows + num_late
+        assert plan.num_padding_tokens == rows + num_late_tokens + sum(padded) - sum(sizes)
         assert not rows or (self.workload.pads and rows < plan.num_decodes), "a step is all padding"
         self.trail.counts["steps of padding"] += rows
 
     def _commit(self, plan: StepPlan, tokens: list[Token], step: int) -> None:
         stopped = {}
-        for sequence, known, count in tokens:
+        for sequence, known, count, _ in tokens:
             stop = self.workload.cases[sequence.request_id].stop_after
             if stop is not None and known < stop <= known + count and sequence.request_id in self.live:
                 stopped[sequence] = known + count - stop
@@ -224,9 +244,10 @@ class ShadowExecutor:
             assert outcome.drafts.num_accepted.sum() == accepted, "accepted drafts are miscounted"
             if plan.num_steps == 1:
                 assert outcome.drafts.num_drafted.tolist() == [verified.num_drafted], "drafts are miscounted"
+        self._check_times(plan, tokens, outcome.resumed_gaps, step)
         for request in outcome.finished:
             self._finish(request)
-        for sequence, known, _ in tokens:
+        for sequence, known, _, _ in tokens:
             if not known and sequence.token_ids is not None:
                 for fork in sequence.request.sequences[1:]:  # it samples tokens of its own, from its first one on
                     assert fork.token_ids is not None
@@ -235,23 +256,33 @@ class ShadowExecutor:
             self.scheduler.check_integrity()
             check_findable(self.workload, self.scheduler)
 
+    def _check_times(self, plan: StepPlan, tokens: list[Token], resumed_gaps: list[int], step: int) -> None:
+        """Prove that a commit tells how long those who were preempted had to wait between two tokens."""
+        prompts = {chunk.sequence for chunk in plan.prefills}
+        counts_all = self.scheduler.plans_ahead  # an abort counts what is under way before
+        came = [(sequence, known) for sequence, known, _, _ in tokens if counts_all or sequence.request_id in self.live]
+        gaps = [step - self.last_token[sequence] for sequence, known in came if known and sequence in prompts]
+        assert resumed_gaps == gaps, "the time between the tokens around a preemption is wrong"
+        for sequence, known in came:
+            self.last_token |= dict.fromkeys([sequence] if known else sequence.request.sequences, step)
+
     def _verified(self, plan: StepPlan, tokens: list[Token]) -> Verified | None:
         """What a plan's decodes drafted in its first step, and gained."""
         if not plan.num_decodes or self.workload.num_drafts is None:
             return None
-        decoded = tokens[len(tokens) - plan.num_decodes + plan.num_padding_seqs :]
+        decoded = [token for token in tokens if token.sequence in plan.decodes]
         num_drafted = sum(
             self.workload.num_drafted(self.scheduler.max_model_len, sequence.request.num_prompt_tokens + known)
-            for sequence, known, _ in decoded
+            for sequence, known, _, _ in decoded
         )
-        gains = {sequence: num_new for sequence, _, num_new in decoded}
+        gains = {sequence: num_new for sequence, _, num_new, _ in decoded}
         return Verified(num_drafted, {sequence: gains.get(sequence, plan.num_steps) for sequence in plan.decodes})
 
     def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
         """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""
-        for sequence, known, count in tokens:
+        for sequence, known, count, num_last in tokens:
             if sequence.token_ids is not None and sequence.request_id in self.live:
-                known_after = known + count - but_last
+                known_after = known + count - but_last * num_last
                 stop = self.workload.cases[sequence.request_id].stop_after
                 last = known_after if stop is None else min(known_after, stop)
                 num_prompt = sequence.request.num_prompt_tokens

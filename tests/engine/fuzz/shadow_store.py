@@ -6,12 +6,13 @@ sequence's own prefix is a reuse of wrong content.
 
 from __future__ import annotations
 
+from collections import abc
 from typing import NamedTuple
 
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence, SequenceStatus
-from tests.engine.fuzz.workload import Workload
+from tests.engine.fuzz.workload import Course, Place, Workload
 
 Holders = dict[int, list[Sequence]]
 GARBAGE = -1  # what drafts that are not accepted leave in their slots
@@ -19,11 +20,12 @@ COMING = -2  # what a transfer that is under way leaves there
 
 
 class Token(NamedTuple):
-    """What a plan gives a sequence that knew `known` output tokens before it."""
+    """What a plan gives a sequence that knew `known` output tokens before it; `num_last` of them with its last step."""
 
     sequence: Sequence
     known: int
     num_new: int
+    num_last: int
 
 
 class ShadowStore:
@@ -40,6 +42,18 @@ class ShadowStore:
         }
         self.coming: dict[int, Transfer] = {}  # by the block of a parked sequence that it writes
         self.prefixes: dict[Sequence, list[int]] = {}
+        self.most: dict[Sequence, int] = {}  # tokens that decodes may know when their next step is planned
+        self.padded: dict[int, dict[Sequence, int]] = {}  # by lane, the padding of those whose prompts ended last
+
+    def courses(self, plan: StepPlan) -> dict[Sequence, Course]:
+        """How the decodes of a plan go on in it."""
+        for sequence in plan.fresh_decodes:
+            self.most[sequence] = sequence.num_tokens + self.padded.get(plan.lane, {}).get(sequence, 0)
+        return {
+            s: self.workload.course(s, self.longest, plan.num_steps, self.most[s])
+            for s in plan.decodes
+            if s.status is not SequenceStatus.PADDING
+        }
 
     def execute(self, plan: StepPlan, before: Holders) -> list[Token]:
         """Execute a plan, given who held which block before it was made; returns the tokens that it yields."""
@@ -57,14 +71,23 @@ class ShadowStore:
         for row in plan.decodes:
             if row.status is SequenceStatus.PADDING:
                 self._write_padding(row, plan.num_steps, before)
-        gains = {s: self.gain(s, plan.num_steps) for s in plan.decodes if s.status is not SequenceStatus.PADDING}
-        spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
+        courses = self.courses(plan)
+        self.most |= {sequence: course[-1].most for sequence, course in courses.items()}
+        if not self.workload.pads:
+            chunks = [(c, work.num_tokens) for c, work in zip(plan.prefills, plan.work.chunks, strict=True)]
+            tables = [(c.start + count, c.sequence.block_table) for c, count in chunks]
+            assert all(end <= len(table) * self.workload.block_size for end, table in tables), "padding has no room"
+            self.padded[plan.lane] = {c.sequence: self.workload.plans_ahead * (n - c.num_tokens) for c, n in chunks}
+        spans += [(s, course[0].length - 1, course[-1].length - 1) for s, course in courses.items()]
         for sequence, start, end in spans:
-            self._write(sequence, start, end, before)
+            self._write(sequence, start, end, before, courses.get(sequence, ()))
         for sequence, _, end in spans:
             self._read(sequence, end)
-        tokens = [Token(c.sequence, c.sequence.num_output_tokens, 1) for c in plan.prefills if c.is_last]
-        return tokens + [Token(s, s.num_output_tokens, gain) for s, gain in gains.items()]
+        tokens = [Token(c.sequence, c.sequence.num_output_tokens, 1, 1) for c in plan.prefills if c.is_last]
+        for s, course in courses.items():
+            lengths = [place.length for place in course]
+            tokens.append(Token(s, s.num_output_tokens, lengths[-1] - lengths[0], lengths[-1] - lengths[-2]))
+        return tokens
 
     def land(self, sequence: Sequence) -> None:
         """The transfers that a parked sequence waits for are done: what they read must still have been there."""
@@ -76,31 +99,19 @@ class ShadowStore:
         content = self.slots[transfer.source_tier][transfer.source]
         self.slots[transfer.target_tier][transfer.target] = content.copy()
 
-    def gain(self, sequence: Sequence, num_steps: int) -> int:
-        """Tokens that a decoding sequence gains with the next steps."""
-        return self._lengths(sequence, num_steps)[-1] - sequence.num_tokens
-
-    def _lengths(self, sequence: Sequence, num_steps: int) -> list[int]:
-        """Tokens that a decoding sequence knows before each of the next steps, and after them."""
-        lengths = [sequence.num_tokens]
-        for _ in range(num_steps):
-            lengths.append(lengths[-1] + self.workload.gain(sequence, lengths[-1]))
-        return lengths
-
     def _content(self, sequence: Sequence) -> list[int]:
         if sequence not in self.prefixes:
             index = sequence.request.sequences.index(sequence)
             self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
         return self.prefixes[sequence]
 
-    def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
+    def _write(self, sequence: Sequence, start: int, end: int, before: Holders, course: abc.Sequence[Place]) -> None:
         prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
         last = end
-        if sequence.status is SequenceStatus.DECODING:
-            length = start + 1
-            while length < end + 1:
-                last = max(last, length + self.workload.num_drafted(self.longest, length))
-                length += self.workload.gain(sequence, length)
+        for place in course[:-1]:
+            last = max(last, place.length + place.num_drafts)
+            may_be_accepted = place.most + place.num_drafts if self.workload.contiguous is None else last
+            assert may_be_accepted <= len(table) * size, "no room for all that may be accepted"
         assert last <= len(table) * size, "no room for what the step writes"
         for position in range(start, last):
             block = table[position // size]

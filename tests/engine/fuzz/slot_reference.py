@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.prefix_match import NO_MATCH
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -31,6 +32,7 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
         held[table] = True
         if sequence in padding:
             continue
+        end = min(end, sequence.end_length - 1)  # nobody needs the KV of a last token
         written[table] |= positions < end
         kept[table] |= (positions >= end) & (positions < _end_of_reserved(scheduler, sequence))
     assert plan.num_used_blocks == held.any(axis=1).sum()
@@ -57,5 +59,5 @@ def _num_useless(scheduler: Scheduler) -> int:
         run = 0 if block in held else run + 1
         num_free += block not in held
         largest = max(largest, run)
-    needed = -(-blocks._rule.num_tokens(waiting.head, blocks._longest) // blocks.block_size)
+    needed = blocks.blocks_needed(waiting.head, NO_MATCH, 0)
     return num_free * blocks.block_size if needed > largest else 0

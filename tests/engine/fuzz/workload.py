@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,24 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Sequence
 
 FORK_TOKENS = 1000  # how far the tokens of one sequence of a request are from those of the next
+
+
+class Place(NamedTuple):
+    """How far a decode is before a step.
+
+    Attributes:
+        length: tokens that it knows.
+        most: that it may know when the step is planned: where steps are planned ahead, drafts are still under way then.
+        num_drafts: drafts that the step verifies.
+    """
+
+    length: int
+    most: int
+    num_drafts: int
+
+
+Course = list[Place]
+"""The places of a decode before each of its next steps, and after them."""
 
 
 @dataclass
@@ -99,25 +118,50 @@ class Workload:
             return UniformDecodes(block_size)
         if self.unforeseen:
             return UnforeseenDecodes(block_size, longest, self.num_drafts)
-        return RaggedDecodes(block_size, longest, self.num_drafts, self._trajectory)
 
-    def gain(self, sequence: Sequence, length: int) -> int:
-        """Tokens that a step brings a sequence that knows `length`: a matter of the request and of how far it is."""
-        gain = 1 + chain_hash(sequence.request_id, [length]) % self.tokens_per_decode
-        return min(gain, sequence.end_length - length)
+        def trajectory(sequence: Sequence) -> NDArray[np.int64]:
+            num_steps = sequence.end_length - sequence.num_tokens
+            lengths = [place.length for place in self.course(sequence, longest, num_steps, sequence.num_tokens)]
+            return np.array(lengths) - lengths[0]
+
+        return RaggedDecodes(block_size, longest, self.num_drafts, trajectory, plans_ahead=self.plans_ahead)
+
+    @property
+    def plans_ahead(self) -> bool:
+        return self.options.async_scheduling
+
+    def course(self, sequence: Sequence, longest: int, num_steps: int, most: int) -> Course:
+        """How a decode, which may know `most` tokens when its next step is planned, goes on."""
+        length, course = sequence.num_tokens, Course()
+        for _ in range(num_steps + 1):
+            num_drafts = self.num_drafted(longest, most)
+            course.append(Place(length, most, num_drafts))
+            gain = min(1 + chain_hash(sequence.request_id, [length]) % self.tokens_per_decode, 1 + num_drafts)
+            most = length + 1 + num_drafts
+            length = min(length + gain, sequence.end_length)
+            most = most if self.plans_ahead else length
+        return course
 
     def num_drafted(self, longest: int, length: int) -> int:
-        """Drafts that a step verifies of a sequence that knows `length` tokens and may have `longest`."""
-        return min(self.tokens_per_decode - 1, longest - 1 - length)
+        """Drafts that a step verifies of a sequence that may know `length` tokens, and have `longest`."""
+        return max(0, min(self.tokens_per_decode - 1, longest - 1 - length))
+
+    def padding(self, plan: StepPlan | None, longest: int, sequence: Sequence, start: int) -> int | None:
+        """Tokens that an admission, which has the token at `start` to compute beside a plan, is padded by; None: it
+        waits."""
+        rule = self.options.options.get("pads_admissions", "never")
+        if rule == "never" or not self.num_drafts or sequence.num_forks or start + 1 < sequence.num_tokens:
+            return 0
+        goes_on = plan is not None and any(chunk.sequence not in plan.admitted for chunk in plan.prefills)
+        has_decodes = plan is not None and plan.num_decodes > 0
+        if goes_on or not (has_decodes or rule == "always" and start):
+            return 0
+        if start + 1 + self.num_drafts + (rule != "or_waits") <= longest:
+            return self.num_drafts
+        return None if rule == "or_waits" else 0
 
     def num_decode_tokens(self, plan: StepPlan, longest: int) -> int:
-        """Tokens that the decodes of a plan compute in its first step."""
+        """Tokens that the decodes of a plan which was not planned ahead compute in its first step."""
         if self.num_drafts is None:
             return plan.num_decodes
         return sum(1 + self.num_drafted(longest, sequence.num_tokens) for sequence in plan.decodes)
-
-    def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
-        lengths = [sequence.num_tokens]
-        while lengths[-1] < sequence.end_length:
-            lengths.append(lengths[-1] + self.gain(sequence, lengths[-1]))
-        return np.array(lengths) - lengths[0]

@@ -107,8 +107,28 @@ def test_speculation() -> None:
     settings = of(f"{SERVE} --speculative-config '{drafter}'")
     assert settings.speculation.kind == "draft_model" and settings.speculation.drafter is not None
     assert settings.speculation.drafter.name == "Qwen/Qwen3-0.6B"
-    head, notes = translate(f"{SERVE} -sc.method eagle3 -sc.num_speculative_tokens 3")
-    assert "speculation.drafter=null" in head and any("draft_token_s" in note for note in notes)
+    for method in ("eagle3", "mtp", "deepseek_mtp", "qwen3_next_mtp"):
+        head, notes = translate(f"{SERVE} -sc.method {method} -sc.num_speculative_tokens 3")
+        assert "speculation.drafter=null" in head and any("draft_token_s" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_ahead", "method"),
+    [
+        ("-sc.method ngram", False, "ngram"),
+        ("-sc.method ngram_gpu", True, "ngram_gpu"),
+        ("-sc.method ngram_gpu --no-async-scheduling", False, "ngram"),
+        ("-sc.method ngram_gpu -pp 2", False, "ngram"),
+        ("-sc.method eagle3", True, "eagle3"),
+        ("-sc.method medusa", False, "eagle3"),
+        ("-sc.model Qwen/Qwen3-0.6B", True, "draft_model"),
+    ],
+)
+def test_drafts_are_planned_ahead_as_in_vllm(flags: str, is_ahead: bool, method: str) -> None:
+    settings = of(f"{SERVE} -sc.num_speculative_tokens 3 {flags}")
+    line = serve_command(settings)
+    assert settings.scheduler.async_scheduling == is_ahead and f'"method": "{method}"' in line
+    assert of(line) == settings
 
 
 def test_models_are_found_by_their_names(tmp_path: Path) -> None:
@@ -137,6 +157,9 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
     assert (together.data_parallel_size, together.expert_parallel, together.replicas) == (4, True, 1)
     assert (together.num_gpus, together.num_servers, together.router.rule) == (8, 4, "vllm_balancer")
     assert "--data-parallel-size 4 --enable-expert-parallel" in serve_command(together)
+    for model in ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5"):  # whose layers are listed as blocks
+        apart = of(f"vllm serve {model} -dp 8 -ep")
+        assert (apart.data_parallel_size, apart.expert_parallel, apart.replicas) == (8, True, 1)
     stages = of(f"{SERVE} -pp 2 -dp 1")
     assert (stages.pipeline_parallel_size, stages.replicas, stages.scheduler.async_scheduling) == (2, 1, False)
     found = translate(f"""{SERVE} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}'""")
@@ -228,6 +251,7 @@ def test_what_is_given_beside_it_counts() -> None:
         "--no-enable-chunked-prefill --no-scheduler-reserve-full-isl --no-async-scheduling",
         "--num-gpu-blocks-override 5000 -sc.method ngram -sc.num_speculative_tokens 3",
         "-sc.model Qwen/Qwen3-0.6B -sc.num_speculative_tokens 3",
+        "--spec-method ngram_gpu --spec-tokens 2",
         "--spec-method ngram --spec-tokens 2 --device_memory_utilization 0.8",
     ],
 )
@@ -309,3 +333,14 @@ def test_the_line_has_a_length_that_the_pool_holds() -> None:
     roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
     assert "--max-model-len" not in roomy.summary["vllm_command"]
     assert not any("refuses to start" in note for note in roomy.summary["notes"])
+
+
+@pytest.mark.parametrize(("tokens", "said"), [("512", True), ("4096", False), (None, False)])
+def test_a_step_that_cannot_hold_the_longest_prompt_is_named(tokens: str | None, said: bool) -> None:
+    """vLLM 0.27 refused 512 with a length of 4,096."""
+    line = f"{SERVE} --max-model-len 4096 --no-enable-chunked-prefill" + f" --max-num-batched-tokens {tokens}" * bool(
+        tokens
+    )
+    table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [9], "num_output_tokens": [2]})
+    notes = run(f"import_vllm={line}", "arrival=trace", "plots=false", trace=table).summary["notes"]
+    assert any("prompts are not cut" in note and "refuses to start" in note for note in notes) is said

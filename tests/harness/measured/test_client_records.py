@@ -59,6 +59,7 @@ def test_a_table_has_our_columns_or_those_it_is_told(tmp_path: Path) -> None:
         ("e2el", "end", NAMES, "no column finish_time or e2el; there are sent_at, .*; see validation.columns"),
         ("e2el", "end", NAMES | {"ended": "finish_time"}, "no column ended"),
         ("0.9", "soon", NAMES, "e2el of request 1 is no number"),
+        ("0.9", "1e300", NAMES, "e2el of request 1 is no number"),
         ("30,3", "0,3", NAMES, "num_prompt_tokens of request 1 is 0"),
         ("0.9", "0.1", NAMES, "finish_time before first_token_time"),
     ],

@@ -33,12 +33,12 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
 def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None:
     path = written(
         tmp_path, {}, {"moe_ep_size": 2}, {"attention_dp_size": 2}, {"pp_size": 2}, {"moe_tp_size": 4},
-        {"mode": "disagg"}, {"isl": 0},
+        {"mode": "disagg"}, {"isl": 0}, {"isl": 10**400},
     )  # fmt: skip
     rows = read_rows(path, {"backend": "vllm"})
     assert rows.table["id"].tolist() == ["0"]
     assert rows.left_out == {
-        "not numbers above 0": 1,
+        "not numbers above 0": 2,
         "prefill and decode on different GPUs": 1,
         "pipeline, data or expert parallelism": 4,
     }

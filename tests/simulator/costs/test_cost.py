@@ -16,12 +16,23 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
 from tests.selection import examples
-from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, with_tables, work
+from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, resized, with_tables, work
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 GAINS = pd.DataFrame({"prefill_tokens": 0, "num_decodes": [1, 64], "gain": [0.1, 0.7]})
 COPIES = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
-MODELS = ("roofline", "windows", "linear", "linear of nothing", "profiled", "padded", "gains", "deviations", "drafting")
+MODELS = (
+    "roofline",
+    "windows",
+    "all windows",
+    "linear",
+    "linear of nothing",
+    "profiled",
+    "padded",
+    "gains",
+    "deviations",
+    "drafting",
+)
 
 
 @cache
@@ -32,6 +43,8 @@ def model(name: str) -> CostModel:
             return RooflineCost(QWEN, H100)
         case "windows":
             return RooflineCost(WINDOWED, H100)
+        case "all windows":
+            return RooflineCost(resized(QWEN, sliding_window=1000, num_sliding_layers=QWEN.num_layers), H100)
         case "linear":
             return LinearCost(constants)
         case "linear of nothing":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import simpy
 from numpy.typing import NDArray
 
 from engine.core.planning.policy_options import NoOptions
@@ -13,7 +12,7 @@ from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from simulator.drivers.lockstep import Lockstep, Shared
-from simulator.drivers.phases import ARRIVALS, Phase
+from simulator.drivers.phases import ARRIVALS, Clock
 from simulator.gateway import Gateway
 from simulator.replica import Replica
 from tests.simulator.replicas import FlatCost, PlanLog, make
@@ -40,15 +39,14 @@ def serve(
     shared_ns: Shared = nothing,
 ) -> list[PlanLog]:
     """By servers whose steps `costs` price, by default all by tokens."""
-    env, logs = simpy.Environment(initial_time=0), [PlanLog() for _ in range(num_servers)]
+    env, logs = Clock(), [PlanLog() for _ in range(num_servers)]
     prices = costs or [ByTokens()] * num_servers
     replicas = [Replica(make(8), cost, log, compress=False) for cost, log in zip(prices, logs, strict=True)]
     trace = simple_trace(prompts, outputs)
     gateway = Gateway(OpenLoop(times), request_factory(trace, 4), replicas, RoundRobin(NoOptions()))
     Lockstep(env, replicas, shared_ns)
     for time in np.unique(times).tolist():
-        event = Phase(env, ARRIVALS, time)
-        event.callbacks.append(lambda event: gateway.dispatch(env.now))
+        env.call(ARRIVALS, time, lambda call: gateway.dispatch(env.now))
     env.run()
     assert sorted(request.request_id for log in logs for request in log.finished) == list(range(len(prompts)))
     return logs
@@ -90,4 +88,4 @@ def test_what_ranks_share_is_of_the_tokens_of_all_and_idle_ones_have_one() -> No
 def test_servers_that_do_not_plan_each_step_are_refused(options: dict[str, int]) -> None:
     replica = Replica(make(4), FlatCost(), PlanLog(), **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="each step is planned on its own"):
-        Lockstep(simpy.Environment(), [replica], nothing)
+        Lockstep(Clock(), [replica], nothing)

@@ -99,7 +99,10 @@ def calendar(decodes: Decodes, members: list[Member], blocks: BlockManager, long
         work = decodes.work((), 0)
         taken = [decodes.grow(0, blocks), *decodes.run(num_steps, blocks)]
         sums = np.stack([work.contexts(num_steps), work.squared_contexts(num_steps)], axis=1).tolist()
-        ended = [sequence.request_id for sequence in decodes.advance(num_steps)]
+        soonest = {each: decodes.steps_until(each, each.end_length) for each in decodes.sequences}
+        finished = decodes.advance(num_steps)
+        assert all(soonest[each] <= num_steps for each in finished), "a sequence has its tokens sooner than is told"
+        ended = [sequence.request_id for sequence in finished]
         decodes.check_integrity()
         for ahead in range(num_steps):
             num_blocks = sum(len(growth.blocks) for growth in taken if growth.ahead == ahead)
@@ -132,6 +135,15 @@ def test_ragged_decodes_equal_plain_stepping(data: st.DataObject, block_size: in
     for longest in (1, 100):
         blocks = BlockManager(1000, block_size)
         assert calendar(ragged(those, block_size, num_drafts), those, blocks, longest) == expected
+
+
+def test_blocks_that_are_held_for_older_drafts_are_not_taken_again() -> None:
+    """Its five tokens and three drafts need eight of the ten that it holds."""
+    those, blocks = [Member(0, 10_000, 4, (1,) * 20)], BlockManager(1000, 1)
+    decodes, sequence = ragged(those, 1, num_drafts=3), joining(0, those[0], blocks)
+    blocks.extend(sequence, 10)
+    decodes.join(sequence)
+    assert [decodes.num_blocks_due(ahead) for ahead in range(5)] == [0, 0, 0, 1, 1]
 
 
 def test_nothing_is_computed_where_the_last_decode_ends_as_the_sums_do() -> None:

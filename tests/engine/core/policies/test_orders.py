@@ -11,7 +11,7 @@ import pytest
 
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
-from tests.engine.core.builders import bare_sequence, ids, make, receivers, run, step
+from tests.engine.core.builders import bare_sequence, chunks, ids, make, receivers, run, step
 from tests.selection import few
 
 NS = 1e-9  # a step takes as long in these tests
@@ -160,6 +160,58 @@ def test_nobody_gives_way_for_a_request_that_would_not_fit_all_the_same() -> Non
     scheduler.add(Request(2, 30, 2, priority=1))
     plan = step(scheduler)
     assert not plan.preempted and plan.num_decodes == 2
+
+
+def test_who_makes_way_does_not_come_back_before_its_token_that_is_under_way() -> None:
+    """The urgent ones share two blocks, so that they take four of the six that each would need alone."""
+    scheduler = make("priority", num_blocks=7, async_scheduling=True)
+    scheduler.add(Request(0, 5, 9, token_ids=[1] * 5, priority=5))
+    first, second = scheduler.schedule(0), scheduler.schedule(0)
+    assert first is not None and second is not None
+    scheduler.commit(first, 1)
+    for i in (1, 2):
+        scheduler.add(Request(i, 9, 2, token_ids=[2] * 9))
+    third = scheduler.schedule(1)
+    assert third is not None and (ids(third.preempted), ids(third.admitted)) == ([0], [1, 2])
+    scheduler.commit(second, 2)
+    fourth = scheduler.schedule(2)
+    assert fourth is not None and ids(fourth.admitted) == [0]
+
+
+@pytest.mark.parametrize(
+    ("seats", "there", "urgent", "preempted"),
+    [
+        (3, [(12, 3, 1)], [(4, 3, 0)], [0]),
+        (2, [(40, 1, 0), (1, 1, 5)], [(4, 1, 1)], []),
+        (2, [(1, 1, 5), (1, 1, 5)], [(8, 1, 1), (8, 1, 1)], [1]),
+    ],
+    ids=["seats of forks are free as well", "a prompt goes on with all tokens", "the first takes all tokens"],
+)
+def test_as_many_give_way_as_the_step_has_tokens_for(
+    seats: int, there: list[tuple[int, int, int]], urgent: list[tuple[int, int, int]], preempted: list[int]
+) -> None:
+    """Requests are prompt tokens, sequences and priority; a step has eight tokens, and seven of a prompt."""
+    scheduler = make("priority", max_num_seqs=seats, max_num_batched_tokens=8, long_prefill_token_threshold=7)
+    for i, (num_prompt_tokens, num_sequences, priority) in enumerate([*there, *urgent]):
+        if i == len(there):
+            step(scheduler)
+        scheduler.add(Request(i, num_prompt_tokens, 5, num_sequences=num_sequences, priority=priority))
+    plan = step(scheduler, 1)
+    assert ids(plan.preempted) == preempted and len(plan.admitted) == len(preempted)
+
+
+def test_no_more_give_way_than_the_first_chunk_needs() -> None:
+    """Beside two decodes it has two tokens of the four that a step has; request 1 holds four blocks."""
+    scheduler = make("priority", num_blocks=16, block_size=1, max_num_batched_tokens=4, max_num_seqs=4,
+                     allocation="chunk", admission="first_chunk")  # fmt: skip
+    for i, num_prompt_tokens in enumerate([10, 2]):
+        scheduler.add(Request(i, num_prompt_tokens, 6, priority=1))
+    for now in range(5):
+        step(scheduler, now)
+    assert scheduler.blocks.num_free_blocks == 0
+    scheduler.add(Request(2, 10, 2))
+    plan = step(scheduler, 5)
+    assert ids(plan.preempted) == [1] and chunks(plan) == [(2, 0, 3)]
 
 
 def test_steps_run_on_while_the_head_outranks_nobody() -> None:

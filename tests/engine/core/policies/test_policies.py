@@ -186,3 +186,36 @@ def test_who_gives_way_itself_ends_the_step_or_not(ends: bool, decodes: list[int
     step(scheduler, 1)
     plan = scheduler.schedule(2)  # the second request needs a block, and nobody is less urgent
     assert plan is not None and ids(plan.preempted) == [1] and ids([*plan.decodes]) == decodes
+
+
+def test_a_victim_that_was_served_gives_back_its_share() -> None:
+    """Request 0 is served first, and makes way for request 2: its token goes to the first fork of request 1, and of the
+    pool's eleven blocks all are in use then."""
+    scheduler = make("admission_order", num_blocks=11, block_size=1, max_num_batched_tokens=6, max_num_seqs=6,
+                     victim="least_urgent", queue="fcfs", allocation="chunk", admission="first_chunk",
+                     long_prefill_token_threshold=2, enable_prefix_caching=False)  # fmt: skip
+    scheduler.add(Request(0, 2, 9, priority=1))
+    step(scheduler)
+    for i, (num_prompt_tokens, num_sequences) in enumerate([(1, 3), (6, 1), (6, 1)], 1):
+        scheduler.add(Request(i, num_prompt_tokens, 9, num_sequences=num_sequences))
+    assert ids(step(scheduler, 1).admitted) == [1, 2, 3]
+    plan = step(scheduler, 2)
+    assert ids(plan.preempted) == [0] and chunks(plan) == [(2, 2, 2), (3, 2, 2)]
+    assert (plan.num_decodes, len(plan.paused)) == (2, 1) and plan.num_used_blocks == 11
+
+
+def test_who_sits_out_a_step_sits_out_no_more_than_that_step() -> None:
+    """Request 1 gives way itself, so that request 2 sits the step out; nobody could enter for a long time, as the head
+    needs three seats of two."""
+    scheduler = make("admission_order", num_blocks=7, max_num_seqs=4, victim="least_urgent", allocation="chunk",
+                     admission="first_chunk", long_prefill_token_threshold=4)  # fmt: skip
+    scheduler.add(Request(0, 4, 50))
+    scheduler.add(Request(1, 20, 8, priority=5))
+    step(scheduler)
+    scheduler.add(Request(2, 4, 50))
+    for now in (1, 2):
+        step(scheduler, now)
+    scheduler.add(Request(3, 4, 50, priority=-1, num_sequences=3))
+    plan = scheduler.schedule(3)
+    assert plan is not None and (ids(plan.preempted), ids(plan.paused), ids([*plan.decodes])) == ([1], [2], [0])
+    assert plan.horizon == 1

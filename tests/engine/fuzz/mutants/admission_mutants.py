@@ -43,8 +43,10 @@ ADMISSION_MUTANTS = [
            "if num_tokens >= state.free_tokens:"),
     Mutant("the first chunk exceeds the budget", "planning/policy.py", "            num_tokens = state.free_tokens\n",
            "            pass\n"),
-    Mutant("all prompts are cut", "planning/policy.py", "if not state.may_cut:", "if False:"),
-    Mutant("nobody's prompt is cut", "planning/policy.py", "if not state.may_cut:", "if True:"),
+    Mutant("all prompts are cut", "planning/policy.py", "if not state.may_cut or need.padding:",
+           "if need.padding:"),
+    Mutant("nobody's prompt is cut", "planning/policy.py", "if not state.may_cut or need.padding:",
+           "if True:"),
     Mutant("the last block is not handed out", "planning/policy.py", "if need.blocks <= state.free_blocks",
            "if need.blocks < state.free_blocks"),
     # -- who asks -----------------------------------------------------------------------------------------------------

@@ -141,5 +141,5 @@ KV_MUTANTS = [
     Mutant("tiers make room after what comes", "scheduler.py", "draft.transfers[:0] = self.blocks.pop_moves()",
            "draft.transfers += self.blocks.pop_moves()"),
     Mutant("decode steps drive out cached blocks", "planning/horizon.py",
-           "if blocks.offload is not None:", "if False:"),
+           "if blocks.offload is not None or running.ending", "if running.ending"),
 ]  # fmt: skip

@@ -87,7 +87,10 @@ def test_a_drafter_takes_time_and_memory() -> None:
     ("overrides", "message"),
     [
         (("max_num_batched_tokens=300", "max_num_seqs=256"), r"max_num_batched_tokens=300: must be >= 4 \* .*=256, .*"),
-        (("scheduler.async_scheduling=true",), "scheduler.async_scheduling=true: must be false with .*=ngram, .*"),
+        (
+            ("engine=cpu", "scheduler.async_scheduling=true"),
+            "scheduler.async_scheduling=true: must be false with speculation=ngram and engine=cpu, .*",
+        ),
         (("engine.max_lookahead_steps=2",), "engine.max_lookahead_steps=2: must be 1 with speculation=ngram.*"),
         (("engine=cpu", "speculation.acceptance_rate=0.5"), "speculation.acceptance_rate: engine=cpu verifies .*"),
         (("engine=cpu", "speculation=draft_model"), "speculation=draft_model: engine=cpu drafts by prompt lookup .*"),

@@ -1,4 +1,4 @@
-"""kv_cache_memory_bytes sets the pool of a simulation."""
+"""What the KV pool of a simulation is made of: kv_cache_memory_bytes, and states of sequences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from harness import run
+from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError
 from tests.harness.builders import config
 
@@ -33,3 +34,15 @@ def test_what_it_does_not_go_with_is_refused(overrides: list[str], message: str)
 def test_too_few_bytes_are_one_line() -> None:
     with pytest.raises(ConfigError, match="^kv_cache_memory_bytes=1048576: 1,048,576 bytes hold no KV block of"):
         run("kv_cache_memory_bytes=1048576", "arrival=trace", "plots=false", trace=TABLE)
+
+
+def test_states_are_blocks_of_the_pool_where_it_is_paged() -> None:
+    """One H200 serves Qwen3.5-27B with vLLM's default of 1,024 seats, whose states alone are more than its memory."""
+    states = ("model=qwen3.5-27b", "device=h200", "scheduler=vllm")
+    paged, apart = pool_of(config(*states)), pool_of(config(*states, "scheduler=sglang", "max_num_seqs=64"))
+    assert (paged.state_blocks, paged.window_bytes, apart.state_blocks) == (147, 0, 0)
+    assert paged.num_blocks * paged.block_bytes > 50 << 30 and apart.window_bytes == pytest.approx(
+        64 * 147 << 20, rel=0.01
+    )
+    found = run(*states, "arrival=trace", "plots=false", trace=TABLE)
+    assert "; 147 blocks for the state of each sequence" in found.summary["kv_pool"]

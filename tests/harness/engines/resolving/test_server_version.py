@@ -143,26 +143,49 @@ def test_what_is_unknown_is_one_line(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "eviction", "cuts_alone", "ends", "b200"),
+    ("version", "eviction", "cuts_alone", "ends", "pads", "finds", "b200"),
     [
-        ("0.19.1", "lru", True, True, 8192),
-        ("0.22.1", "lru", True, True, 8192),
-        ("0.23.0", "unhashed_first", True, True, 8192),
-        ("0.28.0", "unhashed_first", True, True, 16384),
-        ("0.31.0", "unhashed_first", False, True, 16384),
-        ("null", "unhashed_first", False, False, 16384),
+        ("0.19.1", "lru", True, True, "never", False, 8192),
+        ("0.22.1", "lru", True, True, "never", False, 8192),
+        ("0.23.0", "unhashed_first", True, True, "never", False, 8192),
+        ("0.25.1", "unhashed_first", True, True, "or_waits", False, 8192),
+        ("0.28.0", "unhashed_first", True, True, "or_waits", False, 16384),
+        ("0.29.0", "unhashed_first", True, True, "with_decodes", False, 16384),
+        ("0.31.0", "unhashed_first", False, True, "always", False, 16384),
+        ("null", "unhashed_first", False, False, "always", True, 16384),
     ],
 )
-def test_a_version_has_its_rules(version: str, eviction: str, cuts_alone: bool, ends: bool, b200: int) -> None:
+def test_a_version_has_its_rules(
+    version: str, eviction: str, cuts_alone: bool, ends: bool, pads: str, finds: bool, b200: int
+) -> None:
     line = overrides("vllm serve Qwen/Qwen3-8B")
     made = composed(*line, "device=b200", f"engine.vllm_version={version}")
     assert (made.scheduler.eviction, made.max_num_batched_tokens) == (eviction, b200)
-    assert made.scheduler.options == {"cuts_alone": cuts_alone, "ends_with_giving_way": ends}
+    assert made.scheduler.options == {
+        "cuts_alone": cuts_alone,
+        "ends_with_giving_way": ends,
+        "pads_admissions": pads,
+        "finds_verified": finds,
+    }
     others = composed("scheduler=vllm", "scheduler.policy=fair", f"engine.vllm_version={version}")
     assert others.scheduler.options == {}, "of other policies"
 
 
-@pytest.mark.parametrize("more", ["speculation=ngram", "pipeline_parallel_size=2"])
-def test_what_cannot_be_planned_ahead_is_not(more: str) -> None:
-    assert composed("scheduler=vllm").scheduler.async_scheduling
-    assert not composed("scheduler=vllm", more).scheduler.async_scheduling
+HEADS = ("speculation=draft_model", "speculation.drafter=null")
+
+
+@pytest.mark.parametrize(
+    ("more", "is_ahead"),
+    [
+        ((), True),
+        (("pipeline_parallel_size=2",), False),
+        (("speculation=ngram",), False),
+        (HEADS, True),
+        ((*HEADS, "engine.vllm_version=0.13.0"), False),
+        ((*HEADS, "engine.vllm_version=0.19.0"), True),
+        (("speculation=draft_model",), True),
+        (("speculation=draft_model", "engine.vllm_version=0.26.0"), False),
+    ],
+)
+def test_steps_are_planned_ahead_where_vllm_does_and_the_core_can(more: tuple[str, ...], is_ahead: bool) -> None:
+    assert composed("scheduler=vllm", *more).scheduler.async_scheduling == is_ahead

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.server.real import RealBackend
 from harness.engines.real import resolve_real
 from tests.harness.builders import config
 from tests.harness.engines.serving.builders import REAL, Server, serving, until_idle
@@ -99,6 +103,12 @@ def test_logprobs_and_stops_have_the_forms_of_the_two_calls(server: Server, llm:
         ("/v1/completions", {"prompt": PROMPT, "echo": True}, 400, "echo"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{}], "response_format": {"type": "json_object"}}, 400, "format"),
+        ("/v1/chat/completions", {"messages": [{}], "response_format": "json"}, 400, "response_format: must be a JSON"),
+        ("/v1/chat/completions", {"messages": [{}], "chat_template_kwargs": "x"}, 400, "chat_template_kwargs: must be"),
+        ("/v1/completions", {"prompt": PROMPT, "stream_options": [1]}, 400, "stream_options: must be a JSON object"),
+        ("/v1/completions", {"prompt": PROMPT, "priority": math.inf}, 400, "infinity"),
+        ("/v1/completions", {"prompt": PROMPT, "model": "\ud800"}, 404, "The model `?` does not exist"),
+        ("/tokenize", {"prompt": None}, 400, "prompt: must be a text"),
         ("/v1/nothing", None, 404, "/v1/nothing"),
     ],
 )  # fmt: skip
@@ -106,6 +116,21 @@ def test_errors_are_those_of_openai(server: Server, path: str, body: Any, status
     found, document = server.ask(path, body)
     assert found == status and said in document["error"]["message"]
     assert document["error"]["code"] == status and document["error"]["type"]
+
+
+def test_a_body_that_is_nested_too_deep_is_refused(server: Server) -> None:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/completions", "[" * 100_000)
+    assert connection.getresponse().status == 400
+    connection.close()
+
+
+def test_halves_of_surrogate_pairs_reach_no_tokenizer() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 7, "[UNK]": 1}, unk_token="[UNK]"))
+    front = SimpleNamespace(encode=lambda text, add_special_tokens: words.encode(text).ids)
+    backend: Any = SimpleNamespace(_front=front)
+    assert RealBackend.encode(backend, "\ud800", adds_special_tokens=True) == [7]
 
 
 def test_texts_and_tokens_turn_into_each_other(server: Server) -> None:

@@ -61,6 +61,8 @@ def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
     assert fewer["servers"] == 1 and 60 < fewer["low"] <= fewer["capacity"] <= fewer["high"] < 120
     assert fewer["at_load"]["value"] == 1 and not fewer["at_load"]["holds"]
     assert f"the other one holds {fewer['capacity']:.1f} requests/s" in document["sentence"]
+    is_wide = fewer["high"] - fewer["low"] > 0.1 * fewer["capacity"]
+    assert is_wide == (f"(95 % interval {fewer['low']:.1f} to {fewer['high']:.1f}); with 3" in document["sentence"])
     assert twice["rate"] == 240 and 3 <= twice["capacity"] <= 4 and twice["num_gpus"] == 2 * twice["capacity"]
     assert twice["same"]["num_gpus"] == 4 and twice["same"]["verdict"] == "overloaded"
     assert f"{twice['capacity']} servers hold it ({twice['num_gpus']} GPUs, $" in document["sentence"]

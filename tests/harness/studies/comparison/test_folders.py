@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, TwinServeError
+from harness.jobs import execute
 from harness.studies.comparison.folders import expand_results
+from tests.harness.builders import config
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,14 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_names_stand_for(names: list[str], expected: list[str]) -> None:
     assert [path.resolve() for path in expand_results(names)] == [Path(name).resolve() for name in expected]
+
+
+def test_a_link_to_itself_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="loop is not a folder"):
+        expand_results([str(tmp_path / "loop")])
+    with pytest.raises(TwinServeError, match="loop"):
+        execute(config("task=validate", f"validation.measured=run:{tmp_path / 'loop'}"), tmp_path)
 
 
 @pytest.mark.parametrize(

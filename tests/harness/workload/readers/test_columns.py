@@ -122,6 +122,13 @@ def test_nanoseconds_since_1970_keep_their_last_digit(tmp_path: Path, kind: type
     assert load_trace(kind(path=str(path), time_unit="ns"), seed=0).table["arrival_time"].tolist() == [0, 1e-9, 3e-9]
 
 
+def test_a_table_of_numbers_that_no_float_holds_costs_rows() -> None:
+    odd = [10**400, 1 + 2j, True, [1], None, 5]
+    table = pd.DataFrame({"num_prompt_tokens": 7, "num_output_tokens": pd.Series(odd, dtype=object)})
+    trace = load_trace(JsonlTrace(path="DataFrame", on_bad_row="drop"), seed=0, table=table, with_times=False)
+    assert trace.table["num_output_tokens"].tolist() == [5]
+
+
 def test_only_whole_nanoseconds_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     times = ["5", "", "6.5", "1e9", "x", "9" * 19, "1" * 20]
