@@ -43,6 +43,7 @@ def twinserve(installed: Path, folder: Path, *arguments: str) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_the_wheel_names_the_command_and_holds_all_data(installed: Path) -> None:
     (points,) = installed.glob("*.dist-info/entry_points.txt")
     assert "twinserve = harness.command:main" in points.read_text()

@@ -134,6 +134,7 @@ def first_shown() -> dict[str, list[list[str]]]:
 
 @pytest.mark.usefixtures("forgetting")
 @pytest.mark.parametrize("page", first_shown())
+@pytest.mark.sample(5)
 def test_the_commands_of_a_page_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     write_samples(tmp_path)
     write_files(page, tmp_path)
@@ -236,6 +237,7 @@ def test_a_notebook_runs_and_is_stored_without_outputs(
     assert names["found"].capacity > 0 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     for name in ("README.md", "mkdocs.yml"):

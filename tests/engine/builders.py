@@ -36,7 +36,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 # Larger weights than usual give varied text, so that equal tokens prove something.
 MODEL = replace(ModelConfig.from_shape(SHAPE), initializer_range=0.1)
-GREEDY = SamplingParams(max_tokens=32, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=18, temperature=0.0)
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "block_size": 4, "num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64
 }  # fmt: skip

@@ -106,14 +106,14 @@ def test_it_takes_fewer_steps() -> None:
 
 
 MIXED = [
-    SamplingParams(max_tokens=40, temperature=0.4, seed=1),
-    SamplingParams(max_tokens=40, temperature=0.3, top_k=5, seed=2),
-    SamplingParams(max_tokens=40, temperature=0.5, top_p=0.6, seed=3),
-    SamplingParams(max_tokens=40, temperature=0.0, presence_penalty=1.5),
-    SamplingParams(max_tokens=40, temperature=0.0, min_tokens=20, stop_token_ids=list(range(0, 300, 7))),
-    SamplingParams(max_tokens=40, temperature=0.0, logprobs=2),
-    SamplingParams(max_tokens=40, temperature=0.3, n=3, seed=4),
-    SamplingParams(max_tokens=40, temperature=0.0, stop_token_ids=list(range(0, 300, 9))),
+    SamplingParams(max_tokens=26, temperature=0.4, seed=1),
+    SamplingParams(max_tokens=26, temperature=0.3, top_k=5, seed=2),
+    SamplingParams(max_tokens=26, temperature=0.5, top_p=0.6, seed=3),
+    SamplingParams(max_tokens=26, temperature=0.0, presence_penalty=1.5),
+    SamplingParams(max_tokens=26, temperature=0.0, min_tokens=20, stop_token_ids=list(range(0, 300, 7))),
+    SamplingParams(max_tokens=26, temperature=0.0, logprobs=2),
+    SamplingParams(max_tokens=26, temperature=0.3, n=3, seed=4),
+    SamplingParams(max_tokens=26, temperature=0.0, stop_token_ids=list(range(0, 300, 9))),
     SamplingParams(max_tokens=12, temperature=0.0, prompt_logprobs=1),
 ]
 
@@ -129,6 +129,7 @@ def test_every_kind_of_request_gets_the_tokens_of_plain_decoding() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.long
 def test_the_distribution_of_sampled_tokens_is_that_of_plain_decoding() -> None:
     """Chi-square of the second and third token of a model with six tokens, all of which are drafted again and again.
 

@@ -75,6 +75,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     )
 
 
+@pytest.mark.long
 def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: argparse.Namespace) -> None:
     lab = FakeLab(keep=False)
     own_engine.cpu(lab, arguments)
@@ -98,6 +99,7 @@ def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: 
     assert more == ["run0_3", "run1_3", "run3_3", "run4_3"] and longer.patience == []
 
 
+@pytest.mark.long
 def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -> None:
     lab = FakeLab(keep=False)
     own_engine.gpu(lab, arguments)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.harness.builders import ROOT
 
 COMPOSE = """
@@ -13,5 +15,6 @@ composed(*COMMON, *cases(Path("traces"), Path("lengthened.jsonl"))["mooncake twi
 """
 
 
+@pytest.mark.long
 def test_a_case_is_a_configuration_in_a_process_of_its_own() -> None:
     subprocess.run([sys.executable, "-c", COMPOSE], cwd=ROOT, check=True)

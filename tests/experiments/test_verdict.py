@@ -18,6 +18,7 @@ def without_git(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", ["512 seats", pytest.param("KV pool", marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_verdicts_on_short_runs_are_right(case: str) -> None:
     rate = verdict.capacity(case, 3000)
     for load, expected in verdict.LOADS.items():

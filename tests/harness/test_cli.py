@@ -109,6 +109,7 @@ USER_ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "expected"), USER_ERRORS, ids=lambda value: str(value)[:40])
+@pytest.mark.sample(16)
 def test_user_errors_are_one_line_and_exit_code_2(
     launch: Launch, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
@@ -285,6 +286,7 @@ def test_a_reader_who_has_gone_and_an_ascii_terminal_cost_no_file(tmp_path: Path
     assert (tmp_path / "out" / "closed" / "summary.json").is_file()
 
 
+@pytest.mark.long
 def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = started(tmp_path, f"cd gone; rmdir ../gone; {RUN}")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -19,6 +19,7 @@ from harness.workload.arrivals import OpenLoop
 from simulator.acceptance import Speculation, rates_of_length
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
+from tests.selection import examples
 from tests.simulator.builders import cost
 from tests.simulator.replicas import ROOFLINE, FlatCost, assert_same, simulate, simulate_case
 from tests.simulator.workloads import OPTIONS, Case, cases, simple_trace
@@ -33,7 +34,7 @@ UNPADDED = OPTIONS.map(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(cases(options=UNPADDED, num_drafts=st.sampled_from([1, 3]), num_replicas=st.sampled_from([1, 1, 2])), PRICES)
 def test_compressed_equals_stepped_with_drafts(case: Case, price: CostModel) -> None:
     runs = [simulate_case(case, price, compress=compress) for compress in (False, True)]
@@ -59,7 +60,7 @@ ENDS_AS_A_BLOCK_FILLS = Case(
 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(cases(), PRICES)
 @example(ENDS_AS_A_BLOCK_FILLS, ROOFLINE)  # its last block can be found while the last token is computed
 def test_without_drafts_all_is_as_with_uniform_decodes(case: Case, price: CostModel) -> None:
@@ -86,7 +87,7 @@ def lone_request(gains: NDArray[np.int64], num_output_tokens: int) -> tuple[floa
     return run.requests["finish_time"].item(), len(run.steps)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(st.integers(1, 60), st.data())
 def test_more_accepted_drafts_never_make_a_lone_request_slower(num_output_tokens: int, data: st.DataObject) -> None:
     n = num_output_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.planning.policy_options import NoOptions
@@ -18,6 +18,7 @@ from engine.core.routing.router import BaseRouter, Router, ServerView
 from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, make_trace, simple_trace
 
@@ -54,7 +55,7 @@ def rules() -> dict[str, Router]:
     }
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans(), st.sampled_from([0, 10_000, 3_000_000]))
 def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(
     case: Case, is_flat: bool, reading_ns: int
@@ -70,7 +71,7 @@ def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(
     assert stepped.seen == compressed.seen and len(stepped.seen) == 25
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(cases(num_replicas=3), st.permutations(range(3)), st.booleans())
 def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, order: list[int], is_flat: bool) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}  # many steps end at the same time
@@ -80,7 +81,7 @@ def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, orde
         assert_same(permuted[place], runs[number])
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(cases())
 def test_a_fleet_of_one_is_a_server_without_a_router(case: Case) -> None:
     alone = simulate_case(case)
@@ -88,7 +89,7 @@ def test_a_fleet_of_one_is_a_server_without_a_router(case: Case) -> None:
         assert_same(simulate_case(case, rule=rule, alone=False)[0], alone[0])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(cases(num_replicas=st.sampled_from([2, 4])), st.sampled_from(sorted(rules())))
 def test_every_request_is_served_once_and_counted_back_to_nothing(case: Case, name: str) -> None:
     rule = rules()[name]

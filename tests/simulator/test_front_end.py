@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.workload.arrivals import ClosedLoop, OpenLoop
 from simulator.arrivals import NEVER, Arrivals
 from simulator.front_end import FrontEnd, FrontEndTimes
+from tests.selection import examples
 from tests.simulator.replicas import assert_same, simulate
 from tests.simulator.workloads import Case, cases, make_arrivals, make_trace
 
@@ -85,7 +86,7 @@ def test_clients_in_a_closed_loop_come_no_faster_than_the_process() -> None:
     assert found[-1][0] >= 50_000
 
 
-@settings(max_examples=12, deadline=None)
+@examples(6)
 @given(cases(), times)
 def test_compressed_is_stepped_behind_it(case: Case, given: FrontEndTimes) -> None:
     trace = make_trace(case)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.planning.policy_options import NoOptions
@@ -20,6 +20,7 @@ from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.handover import Network
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
 from tests.simulator.workloads import Case, cases, make_trace, simple_trace
@@ -41,7 +42,7 @@ def apart_cases() -> st.SearchStrategy[Case]:
 networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7)])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(10)
 @given(apart_cases(), networks, st.sampled_from([0, 20]), st.booleans())
 def test_compressed_is_stepped(case: Case, network: Network, local_tokens: int, is_flat: bool) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}
@@ -58,7 +59,7 @@ def test_compressed_is_stepped(case: Case, network: Network, local_tokens: int, 
     assert [rule.seen for rule in rules[0]] == [rule.seen for rule in rules[1]]
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(apart_cases().filter(lambda case: case.num_replicas > 3), st.booleans())
 def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_flat: bool) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}
@@ -72,7 +73,7 @@ def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_f
         assert (left[columns].fillna(-1) == right[columns].fillna(-1)).all(axis=None)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(10)
 @given(apart_cases(), networks, st.sampled_from([0, 20]))
 def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, network: Network, local_tokens: int) -> None:
     schedulers: list[Scheduler] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -23,6 +23,7 @@ from simulator.gateway import Decoders
 from simulator.handover import Network, Port
 from simulator.replica import Replica
 from simulator.transfers import NoTransfers
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost
 from tests.simulator.test_handover import apart_cases, networks
 from tests.simulator.workloads import Case, make_arrivals, make_trace
@@ -130,7 +131,7 @@ SHARED_AS_IT_IS_FILLED = Case(  # a prompt holds a block that a decode of the sa
 )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@examples(13)
 @given(apart_cases(), networks, st.sampled_from([0, 20]))
 @example(SHARED_AS_IT_IS_FILLED, Network(1e12), 20)
 def test_nothing_is_read_that_was_not_written(case: Case, network: Network, local_tokens: int) -> None:

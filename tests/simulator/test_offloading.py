@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
@@ -20,6 +20,7 @@ from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
 from simulator.transfers import Link, TierLinks
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases
 
@@ -36,7 +37,7 @@ def links(rate: float) -> TierLinks:
     return TierLinks(BLOCK_BYTES, rate, (Link(BLOCK_BYTES, rate / 7), Link(BLOCK_BYTES, rate / 3)))
 
 
-@settings(max_examples=8, deadline=None)
+@examples(4)
 @given(
     cases(
         extra_blocks=st.sampled_from([1, 5]),

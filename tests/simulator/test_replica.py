@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from simulator.fleet import Fleet
 from simulator.replica import ImplausibleStepError, Replica
+from tests.selection import examples
 from tests.simulator.builders import cost
 from tests.simulator.replicas import ROOFLINE, Both, PlanLog, assert_same, expanded_gaps, make, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace
@@ -58,7 +59,7 @@ class TokenLog:
 # -- random workloads -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@examples(13)
 @given(cases(), st.booleans())
 def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool) -> None:
     price = cost() if by_profile else ROOFLINE
@@ -75,7 +76,7 @@ UNSHARED = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(cases(options=UNSHARED, contiguous=RESERVATIONS))
 def test_compressed_equals_stepped_with_reservations(case: Case) -> None:
     (stepped,), (compressed,) = (simulate_case(case, compress=compress) for compress in (False, True))
@@ -86,14 +87,14 @@ def test_compressed_equals_stepped_with_reservations(case: Case) -> None:
     assert (unwritten >= steps["num_reserved_slots"]).all() and (steps["num_reserved_slots"] >= 0).all()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(cases(), st.booleans())
 def test_a_replica_alone_and_one_that_shares_a_clock_run_the_same(case: Case, compress: bool) -> None:
     (lone,), (shared,) = (simulate_case(case, alone=alone, compress=compress) for alone in (True, False))
     assert_same(lone, shared)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(cases(max_lookahead_steps=1))
 def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     log = TokenLog()
@@ -207,6 +208,7 @@ class SlowerAndSlower:
     ("first_ns", "later_ns", "num_outputs"),
     [(2 * 10**14, 1, 10), (1000, 2 * 10**14, 10), (1000, -(2**63), 10), (9 * 10**13, 9 * 10**13, 60_000)],
 )
+@pytest.mark.sample(4)
 def test_times_beyond_all_reason_end_the_run(first_ns: int, later_ns: int, num_outputs: int, compress: bool) -> None:
     """-2^63 is what numpy makes of a time beyond the range of int64; the last case is of many steps."""
     if first_ns == 1000 and not compress:

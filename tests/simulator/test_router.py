@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.scheduler import Scheduler
@@ -14,6 +14,7 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace
 
@@ -33,7 +34,7 @@ def served_rows(run: RecordedRun) -> list[int]:
     return np.flatnonzero(run.requests["status"] == "finished").tolist()
 
 
-@settings(max_examples=8, deadline=None)
+@examples(4)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans())
 def test_compressed_replicas_equal_stepped_ones_to_the_last_bit(case: Case, is_flat: bool) -> None:
     # With a flat cost replicas often end their steps, and requests, at the same time.
@@ -59,7 +60,7 @@ def test_requests_go_to_the_replicas_in_turn(arrivals: str) -> None:
     assert [served_rows(run) for run in runs] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(cases(num_replicas=1, arrivals=st.sampled_from(["open", "burst"]), contents="none"))
 def test_two_replicas_serve_open_arrivals_as_each_would_serve_its_own(case: Case) -> None:
     together = simulate_case(replace(case, num_replicas=2))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.planning.policy_options import NoOptions
@@ -24,6 +24,7 @@ from simulator.fleet import Fleet
 from simulator.replica import Replica
 from simulator.roster import Changes, Count, Failure, Scaled
 from simulator.staffing import Staffing
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost, make
 from tests.simulator.test_fleet import Nosy
 from tests.simulator.workloads import Case, cases, make_arrivals, make_trace, simple_trace
@@ -114,7 +115,7 @@ scaled = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(
     cases(num_replicas=3), failures, st.booleans(), st.one_of(st.none(), scaled), st.sampled_from(sorted(RULES)),
     st.booleans(),
@@ -130,7 +131,7 @@ def test_every_request_ends_once_whatever_happens_to_servers(
     assert all(0 <= count.num_open <= count.num_paid <= 3 for count in staffing.counts)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(cases(num_replicas=3, max_lookahead_steps=1), failures, st.one_of(st.none(), scaled))
 def test_compressed_equals_stepped(case: Case, failures: tuple[Failure, ...], scaled: Scaled | None) -> None:
     changes = Changes(failures, True, scaled, None if scaled is None else 1)

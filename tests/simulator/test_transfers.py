@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -19,6 +19,7 @@ from engine.core.sequence import Sequence
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from simulator.transfers import TierLinks
+from tests.selection import examples
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace
 
@@ -27,7 +28,7 @@ NUM_HOST_BLOCKS = st.sampled_from([3, 20, 1000])
 RATES = (1e7, 1e9, 1e12)  # 100 us, 1 us and 1 ns per block
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(
     cases(extra_blocks=st.sampled_from([1, 5]), num_host_blocks=NUM_HOST_BLOCKS, num_replicas=st.sampled_from([1, 2])),
     st.sampled_from(RATES),

@@ -17,7 +17,7 @@ from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import MODEL, SETTINGS, make_prompts  # noqa: E402
 
 PROMPTS = make_prompts()[:5]
-PARAMS = BeamSearchParams(beam_width=3, max_tokens=14)
+PARAMS = BeamSearchParams(beam_width=3, max_tokens=10)
 Hypotheses = list[list[tuple[list[int], float]]]
 
 
@@ -88,7 +88,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-SLOW = ("one block of all", "in order of admission", "speculating")
+SLOW = ("one block of all", "in order of admission", "speculating", "fewer seats than beams", "uncached")
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.slow) if w in SLOW else w for w in WAYS])

@@ -29,8 +29,7 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize("config", [True, False])
-@pytest.mark.parametrize("tokenizer", [True, False])
+@pytest.mark.parametrize(("config", "tokenizer"), [(True, False), (False, True)])
 def test_python_of_a_model_folder_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: bool, tokenizer: bool
 ) -> None:

@@ -47,9 +47,9 @@ def test_a_script_that_does_not_close_its_engine_ends_quietly() -> None:
         {},
         {"max_num_batched_tokens": 9},
         pytest.param({"block_size": 1, "num_blocks": 1600}, marks=pytest.mark.slow),
-        {"block_size": 16, "num_blocks": 60},
+        pytest.param({"block_size": 16, "num_blocks": 60}, marks=pytest.mark.long),
         {"num_blocks": 64, "policy": "prefill_first"},
-        {"max_lookahead_steps": 1},
+        pytest.param({"max_lookahead_steps": 1}, marks=pytest.mark.long),
         pytest.param({"num_blocks": 64, "eviction": "lfu"}, marks=pytest.mark.slow),
         pytest.param(
             {"enable_prefix_caching": False, "contiguous": Contiguous(), "max_model_len": 260, "num_blocks": 140},
@@ -76,7 +76,7 @@ def test_tokens_do_not_depend_on_the_number_of_ranks(size: int) -> None:
 
 
 def test_sampled_tokens_hang_on_the_seed_and_on_nothing_else() -> None:
-    params = SamplingParams(max_tokens=30, temperature=0.8, top_k=50, top_p=0.9, seed=5)
+    params = SamplingParams(max_tokens=16, temperature=0.8, top_k=50, top_p=0.9, seed=5)
     sampled = generate(params)
     assert generate(params, num_blocks=64, max_num_batched_tokens=20) == sampled
     assert generate(replace(params, seed=6)) != sampled
@@ -85,7 +85,7 @@ def test_sampled_tokens_hang_on_the_seed_and_on_nothing_else() -> None:
 @pytest.mark.parametrize("lookahead", [1, 8])
 def test_nothing_comes_after_a_stop_token(lookahead: int) -> None:
     full = one_by_one()[0]
-    stop = full[20]
+    stop = full[12]
     llm = LLM(MODEL, **SETTINGS, max_lookahead_steps=lookahead)
     params = replace(GREEDY, stop_token_ids=(stop,))
     (output,) = llm.generate(make_prompts()[:1], params)

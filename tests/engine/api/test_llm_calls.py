@@ -25,7 +25,7 @@ from engine.runner.inputs.step_inputs import StepBuilder  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, fail_once, interrupted, make_prompts, one_by_one  # noqa: E402
 
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 BRIEF = replace(GREEDY, max_tokens=NUM_TOKENS)
 
 
@@ -75,6 +75,7 @@ def test_streams_and_generate_run_side_by_side_each_with_its_own_outputs(llm: LL
 
 
 @pytest.mark.parametrize("how", ["close", "abandon", "in a cycle", "never started"])
+@pytest.mark.sample(2)
 def test_a_stream_that_is_given_up_takes_only_its_own_requests_along(llm: LLM, how: str) -> None:
     prompts = make_prompts()
     kept, given_up = llm.stream(prompts[:2], BRIEF), llm.stream(prompts[2:6], BRIEF)
@@ -134,6 +135,7 @@ def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it(
         (TokenCollector, "collect"),
     ],
 )
+@pytest.mark.sample(5)
 def test_after_any_error_the_engine_serves_on(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException, after: bool
 ) -> None:

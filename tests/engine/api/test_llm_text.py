@@ -18,8 +18,8 @@ from tests.engine.api.builders import save_folder  # noqa: E402
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "num_blocks": 300, "max_num_seqs": 8, "max_num_batched_tokens": 256}
 PROMPTS = ["the quick", "größer 漢", "stop. Stop!"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=60, seed=1)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=40, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_text_and_tokens_are_those_of_transformers(llm: LLM, folder: Path) -> No
     for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
         ids = torch.tensor([llm.tokenizer.encode(prompt)])
         # As a model of transformers, not of its generation config.
-        found = model.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=llm.tokenizer.eos_token_id)
+        found = model.generate(ids, do_sample=False, max_new_tokens=24, eos_token_id=llm.tokenizer.eos_token_id)
         tokens = found[0, ids.shape[1] :].tolist()
         assert output["token_ids"] == tokens
         assert output["text"] == llm.tokenizer.decode(tokens, skip_special_tokens=True)

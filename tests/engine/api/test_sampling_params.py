@@ -142,6 +142,7 @@ def test_preemptions_change_nothing(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("policy", [pytest.param("mixed", marks=pytest.mark.slow), "prefill_first"])
+@pytest.mark.long
 def test_each_prompt_token_is_scored_once_however_often_it_is_computed(policy: str) -> None:
     prompts = [make_prompts()[i][:length] for i, length in ((0, 40), (1, 5), (2, 30), (3, 9), (4, 33), (5, 6), (6, 20))]
     scored = [Case(prompt, replace(DRAWN, n=2, max_tokens=18, prompt_logprobs=1)) for prompt in prompts]
@@ -191,7 +192,11 @@ def test_an_adjusted_request_does_not_change_its_neighbours_nor_hold_them_up_for
 
 @pytest.mark.parametrize(
     ("stop", "num_blocks"),
-    [("token", 30), ("text", 400), *(pytest.param(*e, marks=pytest.mark.slow) for e in (("token", 400), ("text", 30)))],
+    [
+        ("token", 30),
+        pytest.param("text", 400, marks=pytest.mark.long),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("token", 400), ("text", 30))),
+    ],
 )
 def test_a_fork_can_end_with_its_first_token(stop: str, num_blocks: int) -> None:
     prompt = make_prompts()[4]
@@ -210,7 +215,7 @@ def test_a_fork_can_end_with_its_first_token(stop: str, num_blocks: int) -> None
     llm.close()
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 4])
+@pytest.mark.parametrize("num_steps", few([1, 4, 0, 2], 2))
 def test_an_abort_ends_all_sequences_of_a_request(num_steps: int) -> None:
     prompts = make_prompts()
     short = Case(prompts[0], replace(DRAWN, n=3, seed=4, logprobs=1), stop_after=[0])

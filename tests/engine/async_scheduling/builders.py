@@ -10,7 +10,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts
 
 PROMPTS = make_prompts()[:8]
-BRIEF = replace(GREEDY, max_tokens=20)
+BRIEF = replace(GREEDY, max_tokens=16)
 STOPS = tuple(range(0, 300, 12))
 # What each prompt is sampled with, in turn: stops that nobody foresees, forks, and edits of the logits by the output.
 MIXED = [

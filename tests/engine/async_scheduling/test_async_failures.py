@@ -29,6 +29,7 @@ ERRORS = [(ModelRunner, "execute"), (Scheduler, "schedule"), (Scheduler, "commit
 
 
 @pytest.mark.parametrize(("owner", "name"), ERRORS, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.sample(4)
 def test_an_error_aborts_what_runs_and_the_engine_serves_on(
     owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +39,36 @@ LATENT: dict[str, Any] = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }  # fmt: skip
-CONFIGS: dict[str, transformers.PreTrainedConfig] = {
-    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=32, rope_parameters={"rope_theta": 1e6}),
-    "qwen3_moe": transformers.Qwen3MoeConfig(
+
+
+def _config(kind: str, **keys: Any) -> transformers.PreTrainedConfig:
+    """Made when it is used: the modules of a family take seconds to import."""
+    return getattr(transformers, kind)(**keys)
+
+
+CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "qwen3": partial(_config, "Qwen3Config", **SIZES, head_dim=32, rope_parameters={"rope_theta": 1e6}),
+    "qwen3_moe": partial(_config, "Qwen3MoeConfig",
         **SIZES, **EXPERTS, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]
     ),
-    "qwen2": transformers.Qwen2Config(**SIZES),
-    "qwen3_bias_tied": transformers.Qwen3Config(
+    "qwen2": partial(_config, "Qwen2Config", **SIZES),
+    "qwen3_bias_tied": partial(_config, "Qwen3Config",
         **(SIZES | {"tie_word_embeddings": True}), head_dim=32, attention_bias=True
     ),
-    "mistral": transformers.MistralConfig(**SIZES, head_dim=32, sliding_window=7, rms_norm_eps=1e-5),
-    "mixtral": transformers.MixtralConfig(**SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
-    "gpt_oss": transformers.GptOssConfig(
+    "mistral": partial(_config, "MistralConfig", **SIZES, head_dim=32, sliding_window=7, rms_norm_eps=1e-5),
+    "mixtral": partial(_config, "MixtralConfig", **SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": partial(_config, "GptOssConfig",
         **SIZES, head_dim=32, sliding_window=6, num_local_experts=8, num_experts_per_tok=3,
         rope_parameters={**YARN, "truncate": False},
     ),
-    "deepseek_v2": transformers.DeepseekV2Config(
+    "deepseek_v2": partial(_config, "DeepseekV2Config",
         **SIZES | LATENT, q_lora_rank=None, rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
     ),
-    "deepseek_v3": transformers.DeepseekV3Config(
+    "deepseek_v3": partial(_config, "DeepseekV3Config",
         **SIZES | LATENT, q_lora_rank=20, n_group=4, topk_group=2, num_nextn_predict_layers=0,
         rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     ),
-    "llama": transformers.LlamaConfig(**SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE),
+    "llama": partial(_config, "LlamaConfig", **SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE),
 }  # fmt: skip
 VARIANTS = tuple(CONFIGS)
 
@@ -67,7 +76,7 @@ VARIANTS = tuple(CONFIGS)
 def save(variant: str, folder: Path, **options: Any) -> Path:
     """Save a model whose weights, biases and norms are random; `options` go to `save_pretrained`. Returns `folder`."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[variant])
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[variant]())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("_bias"):

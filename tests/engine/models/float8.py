@@ -86,7 +86,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 def generate(model: Path, **settings: Any) -> list[list[int]]:
     llm = LLM(model, **{**SETTINGS, **settings})
     try:
-        params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         return [output["token_ids"] for output in llm.generate(prompts(), params)]
     finally:
         llm.close()

@@ -45,6 +45,7 @@ def test_float32_logits_are_those_of_transformers(checkpoint: tuple[str, Path]) 
         assert float(errors.max()) < 1e-5, way
 
 
+@pytest.mark.long
 def test_bfloat16_logits_are_as_near_to_float32_as_those_of_transformers(checkpoint: tuple[str, Path]) -> None:
     folder = checkpoint[1]
     # Where two experts have nearly equal weights, rounding may change which one is chosen. This affects few tokens.

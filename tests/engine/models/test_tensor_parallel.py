@@ -36,6 +36,7 @@ def ranks(request: pytest.FixtureRequest, root: Path) -> list[dict]:
     return [torch.load(root / f"size{size}-rank{rank}.pt") for rank in range(size)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", VARIANTS)
 def test_every_rank_has_the_logits_of_a_single_one(family: str, root: Path, ranks: list[dict]) -> None:
     config = ModelConfig.load(root / family)

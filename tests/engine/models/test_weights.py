@@ -15,7 +15,6 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: E402
 
 from engine.models import build_model, weights  # noqa: E402
 from engine.models.blocks import CausalLM  # noqa: E402
@@ -77,6 +76,8 @@ def test_experts_in_mxfp4_are_those_that_transformers_makes_of_them(
     rank: int, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     """On two ranks, each of which has one and a half groups of 32 columns of an expert's width of 96."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # takes seconds
+
     tensors = load_file(folders["gpt_oss"] / "model.safetensors")
     plain, generator = dict(tensors), torch.Generator().manual_seed(0)
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:

@@ -33,7 +33,7 @@ from tests.engine.builders import (  # noqa: E402
     store_unseen,
 )
 
-SAMPLED = SamplingParams(max_tokens=30, temperature=0.8, seed=5)
+SAMPLED = SamplingParams(max_tokens=14, temperature=0.8, seed=5)
 FILTERED = replace(SAMPLED, top_k=50, top_p=0.9)
 
 
@@ -42,7 +42,7 @@ FILTERED = replace(SAMPLED, top_k=50, top_p=0.9)
     [
         {"max_num_seqs": 5, "max_num_batched_tokens": 9},
         pytest.param({"num_blocks": 64, "policy": "prefill_first"}, marks=pytest.mark.slow),
-        {"num_blocks": 64, "max_num_seqs": 11, "max_lookahead_steps": 3},
+        pytest.param({"num_blocks": 64, "max_num_seqs": 11, "max_lookahead_steps": 3}, marks=pytest.mark.long),
         pytest.param({"block_size": 1, "num_blocks": 1600, "max_lookahead_steps": 1}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
@@ -54,7 +54,7 @@ def test_buckets_give_the_tokens_of_the_eager_path(settings: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     "params",
-    [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.slow), FILTERED],
+    [pytest.param(GREEDY, marks=pytest.mark.long), pytest.param(SAMPLED, marks=pytest.mark.slow), FILTERED],
     ids=["greedy", "plain", "filtered"],
 )
 def test_a_decode_step_hangs_on_nothing_that_a_graph_freezes(
@@ -76,7 +76,7 @@ def test_a_decode_step_hangs_on_nothing_that_a_graph_freezes(
 def test_nothing_comes_after_a_stop_token() -> None:
     full = one_by_one()[0]
     llm = LLM(MODEL, **SETTINGS, cuda_graphs=True)
-    stop = full[20]
+    stop = full[12]
     (output,) = llm.generate(make_prompts()[:1], replace(GREEDY, stop_token_ids=(stop,)))
     assert output["token_ids"] == full[: full.index(stop) + 1]
     (output,) = llm.generate(make_prompts()[:1], GREEDY)

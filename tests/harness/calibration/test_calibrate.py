@@ -52,9 +52,10 @@ def test_only_runs_of_our_own_engine_have_step_times_to_fit_to(tmp_path: Path) -
         calibrate(tmp_path / "out", f"distserve:{path}", "calibration.objective=steps")
 
 
+@pytest.mark.long
 def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *SHORT, *TRUE)
-    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=25", *TRUE[:2]]
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=10", *TRUE[:2]]
     width = "calibration.widths={step_overhead_s:1e-7}"
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, width)
     default = config().device.step_overhead_s
@@ -73,9 +74,10 @@ def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less() -> None:
     assert widths == [2000, 500]
 
 
+@pytest.mark.long
 def test_constants_without_effect_are_not_fitted(tmp_path: Path) -> None:
     cost = ["device=laptop-cpu", "cost=profiled", f"cost.profile={PROFILES / 'amd-epyc' / 'tiny'}"]
-    pretend_measured(tmp_path / "a", *WORK, "model=tiny", *cost)
+    pretend_measured(tmp_path / "a", *SHORT, "model=tiny", *cost)
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *cost, "calibration.max_evaluations=10")
     assert set(found.constants) == {"step_overhead_us", "prefill_layer_us"}
     with pytest.raises(ConfigError, match="mixing_factor has no effect with this profile"):
@@ -89,6 +91,7 @@ def test_what_was_measured_as_0_does_not_count() -> None:
     assert errors_of_statistics(table, table.assign(tpot=0.1))["tpot mean"] != 0
 
 
+@pytest.mark.long
 def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *SHORT, *TRUE)
     on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}

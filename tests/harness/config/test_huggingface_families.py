@@ -41,6 +41,7 @@ def shape(path: Path) -> Model:
     return model_shape(ModelConfig(**read(path)), "none", "auto")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
 def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
     data = json.loads(path.read_text())
@@ -61,6 +62,7 @@ def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
         ("smollm3-3b", {"mlp_bias": True}),
     ],
 )
+@pytest.mark.sample(4)
 def test_biases_are_weights(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
     data = json.loads((FOLDER / f"{name}.json").read_text()) | changed
     assert shape(write(tmp_path, data)).weight_bytes() == 2 * num_parameters(data)

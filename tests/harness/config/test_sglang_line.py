@@ -20,6 +20,7 @@ from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError
 from simulator.models.kv_pool import GIB
 from tests.harness.builders import config
+from tests.selection import examples
 
 SERVE = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B"
 
@@ -41,6 +42,7 @@ def of(command: str, *more: str) -> RunConfig:
         ("rtx-4090", 1, 1, 4096, 48, 0.699),
     ],
 )
+@pytest.mark.sample(3)
 def test_defaults_are_those_of_sglang_on_the_device(
     device: str, ranks: int, page: int, chunk: int, graph: int, share: float
 ) -> None:
@@ -187,6 +189,7 @@ _PARTS = (
 )  # fmt: skip
 
 
+@examples(12)
 @given(parts=st.sets(st.sampled_from(_PARTS), max_size=7), device=st.sampled_from(("h100-80gb", "b200", "l40s")))
 def test_a_line_is_the_same_server_on_the_way_back(parts: set[str], device: str) -> None:
     settings = of(" ".join((SERVE, *sorted(parts))), f"device={device}")

@@ -24,6 +24,7 @@ from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, composed, config
+from tests.selection import examples
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 
@@ -254,6 +255,7 @@ def test_what_is_given_beside_it_counts() -> None:
         "--spec-method ngram --spec-tokens 2 --device_memory_utilization 0.8",
     ],
 )
+@pytest.mark.sample(4)
 def test_there_and_back(flags: str) -> None:
     settings = of(f"{SERVE} {flags}")
     line = serve_command(settings)
@@ -271,6 +273,7 @@ _PARTS = (
 _LAST = ("", "-pp 2", "-sc.method eagle3 -sc.num_speculative_tokens 3", "--spec-method ngram --spec-tokens 4")
 
 
+@examples(12)
 @given(
     parts=st.sets(st.sampled_from(_PARTS), max_size=6),
     last=st.sampled_from(_LAST),
@@ -286,6 +289,7 @@ def test_a_line_is_the_same_server_on_the_way_back(parts: set[str], last: str, v
     assert of(serve_command(settings)) == settings
 
 
+@examples(8)
 @given(
     device=st.sampled_from(("h100-80gb", "a100-80gb", "b200", "l40s", "h200")),
     model=st.sampled_from(("qwen3-8b", "qwen3-32b", "gpt-oss-20b", "llama-3.1-8b")),

@@ -128,7 +128,7 @@ class WithTheStep:
 def make_trace() -> Trace:
     rng = np.random.default_rng(0)
     n = 24
-    prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 50, n)
+    prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 34, n)
     hash_ids = [100 * (i % 3) + np.arange(-(-length // 8)) for i, length in enumerate(prompts)]
     columns = {"num_prompt_tokens": prompts, "num_output_tokens": outputs, "hash_ids": hash_ids}
     columns |= {"priority": np.arange(n) % 3, "tenant": np.arange(n) % 4, "deadline": rng.uniform(0, 0.2, n)}

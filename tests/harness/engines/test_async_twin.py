@@ -28,6 +28,7 @@ from tests.harness.engines.builders import (  # noqa: E402
     run_twin,
 )
 from tests.policies import ON_ANY_POOL  # noqa: E402
+from tests.selection import few  # noqa: E402
 
 AHEAD = {name: replace(each, async_scheduling=True) for name, each in OPTIONS.items() if each.eviction != "radix"}
 NUM_FUZZED = 6
@@ -114,7 +115,7 @@ def _fuzzed_trace(draw: np.random.Generator, *, num_sequences: int) -> Trace:
     return replace(trace, table=trace.table.iloc[:n].reset_index(drop=True).assign(**columns))
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=pytest.mark.slow) for i in range(3, NUM_FUZZED))])
+@pytest.mark.parametrize("seed", few(range(NUM_FUZZED)))
 def test_a_random_run_that_plans_ahead_is_repeated(seed: int) -> None:
     Case(seed).run()
 

@@ -52,6 +52,7 @@ def check_results(folder: Path, cause: str) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
+@pytest.mark.sample(2)
 def test_a_failing_step_keeps_what_was_recorded(
     failure: Exception, raised: type[Exception], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

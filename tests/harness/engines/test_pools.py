@@ -33,6 +33,7 @@ def test_prompts_and_decodes_are_on_servers_of_their_own() -> None:
     assert 1e3 * requests["parked_time"].mean() == pytest.approx(summary["mean_kv_transfer_ms"])
 
 
+@pytest.mark.long
 def test_a_slower_network_and_a_longer_way_make_the_first_token_later() -> None:
     near, far = served("fleet.request_ms=0"), served("fleet.request_ms=0", "network.bandwidth=1e9")
     assert far.summary["mean_kv_transfer_ms"] > 5 * near.summary["mean_kv_transfer_ms"]
@@ -76,6 +77,7 @@ def test_the_lines_of_vllm_hand_over() -> None:
 
 
 @pytest.mark.parametrize(("rate", "verdict"), [(8, "stable"), (60, "overloaded")])
+@pytest.mark.sample(1)
 def test_the_busiest_pool_decides_the_verdict(rate: float, verdict: str) -> None:
     """One server for prompts of 4,000 tokens, of which it computes about 10 a second; four for a few decodes."""
     lengths = ("trace=synthetic", "trace/lengths@trace.prompt=constant", "trace.prompt.value=4000",

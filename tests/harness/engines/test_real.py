@@ -130,6 +130,7 @@ def model_of(*overrides: str) -> ModelConfig:
         ("qwen3-30b-a3b", "moe_intermediate_size", 512),
     ],
 )
+@pytest.mark.sample(6)
 def test_weights_of_other_sizes_are_refused_with_what_to_set(model: str, name: str, value: Any, tmp_path: Path) -> None:
     shape = config(f"model={model}").model.model_dump()
     assert model_of(f"model={model}", weights_folder(tmp_path / "same", **shape)) == ModelConfig.from_shape(shape)

@@ -63,13 +63,15 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
 
 
 FOR_A_COMMIT = [("mixed", 40, 1), ("priority", 400, 8)]
+FOR_A_COMMIT += [(name, 40, 8) for name in ("mixed", "prefill_first", "vllm", "fair")]
 
 
 def cases() -> Iterator[Any]:
-    """All rules where blocks run out and steps are grouped; for a commit, other settings with a few of them."""
+    """A few rules for a commit; of the rest, those where blocks run out and steps are grouped take less time."""
     for name, (num_blocks, lookahead) in itertools.product(OPTIONS, [(40, 1), (40, 8), (400, 8)]):
-        is_slow = (num_blocks, lookahead) != (40, 8) and (name, num_blocks, lookahead) not in FOR_A_COMMIT
-        yield pytest.param(name, num_blocks, lookahead, marks=[pytest.mark.slow] if is_slow else [])
+        rest = pytest.mark.long if (num_blocks, lookahead) == (40, 8) else pytest.mark.slow
+        marks = [] if (name, num_blocks, lookahead) in FOR_A_COMMIT else [rest]
+        yield pytest.param(name, num_blocks, lookahead, marks=marks)
 
 
 @pytest.mark.parametrize(("name", "num_blocks", "lookahead"), [*cases()])
@@ -93,7 +95,7 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     ("lookahead", "rule"),
     [
         (8, Contiguous()),
-        (1, Contiguous("requested", "best", 60)),
+        pytest.param(1, Contiguous("requested", "best", 60), marks=pytest.mark.long),
         pytest.param(1, Contiguous(), marks=pytest.mark.slow),
         pytest.param(8, Contiguous("requested", "best", 60), marks=pytest.mark.slow),
     ],
@@ -115,7 +117,7 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     # What a sample generates has no identity in a simulation, so nothing of it is found in the prefix cache.
     options = SchedulerOptions(policy=policy, enable_prefix_caching=False)
     trace = make_trace()
-    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] // 2 + 1, n=np.arange(24) % 3 + 1)
+    table = trace.table.assign(n=np.arange(24) % 3 + 1)
     trace = replace(trace, table=table)
     real = run_real(trace, options, num_blocks, lookahead=1)
     measured = assert_equal(real, run_twin(real, options, num_blocks, lookahead=1), trace)
@@ -123,7 +125,7 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
 
 
-@pytest.mark.parametrize("options", few([("mixed", 40), ("prefill_first", 400), ("vllm", 40)], 2), ids=str)
+@pytest.mark.parametrize("options", few([("mixed", 40), ("prefill_first", 400), ("vllm", 40)]), ids=str)
 def test_the_simulator_repeats_a_real_run_with_drafts(options: tuple[str, int]) -> None:
     name, num_blocks = options
     """The simulation is told what each step accepts, the engine learns it when the step has run: they plan alike."""
@@ -137,7 +139,7 @@ def test_the_simulator_repeats_a_real_run_with_drafts(options: tuple[str, int]) 
     )
     drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
     assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
-    assert measured.steps["num_accepted_tokens"].sum() > 50
+    assert measured.steps["num_accepted_tokens"].sum() > 20
 
 
 def test_what_a_preempted_sequence_finds_of_its_last_drafts() -> None:

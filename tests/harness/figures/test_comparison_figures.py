@@ -54,6 +54,7 @@ def test_a_comparison_has_three_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", SWEEPS)
+@pytest.mark.sample(5)
 def test_a_sweep_is_drawn_by_what_was_swept(case: str) -> None:
     table, title = SWEEPS[case]
     for width in ("page", "column"):

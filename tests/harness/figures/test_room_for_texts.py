@@ -159,6 +159,7 @@ def cut_off(figure: Figure) -> list[str]:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in _QUICK else [pytest.mark.slow]) for kind in KINDS]
 )
+@pytest.mark.long
 def test_no_text_is_cut_off(kind: str, width: Any, result: RunResult) -> None:
     with styled():
         assert cut_off(drawn(kind, result, PlotConfig(width=width))) == []

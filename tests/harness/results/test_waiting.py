@@ -7,20 +7,21 @@ import pytest
 
 from harness import run
 
-SMALL_POOL = ["num_blocks=400", "trace.num_requests=150", "frontend=none"]
+SMALL_POOL = ["num_blocks=400", "trace.num_requests=70", "frontend=none"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["trace.num_requests=60"],
-        ["trace.num_requests=60", "scheduler=vllm"],
-        SMALL_POOL,
-        [*SMALL_POOL, "scheduler=vllm"],
+        ["trace.num_requests=40", "scheduler=vllm"],
         [*SMALL_POOL, "scheduler=vllm", "replicas=2"],
         [*SMALL_POOL, "scheduler.preemption=swap", "tiers=host"],
-        [*SMALL_POOL, "pipeline_parallel_size=2"],
         [*SMALL_POOL, "trace.n=2"],
+        ["trace.num_requests=40"],
+        SMALL_POOL,
+        [*SMALL_POOL, "scheduler=vllm"],
+        [*SMALL_POOL, "pipeline_parallel_size=2"],
     ],
     ids=" ".join,
 )

@@ -42,7 +42,7 @@ def test_parts_double_and_each_is_the_start_of_the_next() -> None:
         pd.testing.assert_frame_equal(shorter, longer.iloc[: len(shorter)])
 
 
-@pytest.mark.parametrize(("width", "num_requests"), [(0.9, 1000), (0.001, 2000)])
+@pytest.mark.parametrize(("width", "num_requests"), [(0.9, 1000), pytest.param(0.001, 2000, marks=pytest.mark.long)])
 def test_a_run_goes_on_until_the_interval_is_narrow_or_the_limit_is_reached(
     width: float, num_requests: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

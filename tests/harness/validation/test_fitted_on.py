@@ -77,6 +77,7 @@ def test_constants_fitted_on_another_run_of_the_same_requests_are_called_so(tmp_
     ],
     ids=str,
 )
+@pytest.mark.sample(3)
 def test_constants_of_another_system_are_called_so(system: dict[str, Any], warning: str | None, tmp_path: Path) -> None:
     path = write_distserve(tmp_path / "m.exp", made_up())
     fitted = fitted_on(tmp_path / "calibration.yaml", **system)

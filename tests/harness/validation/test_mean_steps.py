@@ -29,6 +29,7 @@ def measured(tmp_path: Path) -> list[str]:
     return [*TINY, f"cost.profile={tmp_path / 'means'}"]
 
 
+@pytest.mark.long
 def test_steps_are_scored_at_medians_and_latencies_at_means(measured: list[str], tmp_path: Path) -> None:
     found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", *measured)
     assert found["steps"]["errors"]["all"]["mape_pct"] < 0.01

@@ -34,7 +34,10 @@ from tests.harness.measured.builders import (
         STARVED,
         pytest.param([*STARVED, "engine.compress=false"], marks=pytest.mark.slow),
         ["trace=shared_prefix", "trace.num_requests=40", "arrival.rate=60", "num_blocks=700"],
-        ["trace=sharegpt_multiturn", "trace.num_requests=40", "arrival=sessions", "arrival.rate=5"],
+        pytest.param(
+            ["trace=sharegpt_multiturn", "trace.num_requests=40", "arrival=sessions", "arrival.rate=5"],
+            marks=pytest.mark.long,
+        ),
         ["trace.num_requests=30", "arrival=closed_loop", "arrival.concurrency=6", "engine.max_lookahead_steps=6"],
         ["trace.num_requests=40", "arrival.rate=30", "max_model_len=300"],
         [*STARVED, "scheduler=vllm"],
@@ -49,6 +52,7 @@ from tests.harness.measured.builders import (
         "planned ahead",
     ],
 )
+@pytest.mark.sample(3)
 def test_a_run_with_the_cost_model_itself_has_no_error(overrides: list[str], tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *overrides)
     found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b")
@@ -231,6 +235,7 @@ def test_settings_that_make_no_sense_are_refused(overrides: list[str], message: 
 
 
 @pytest.mark.parametrize("lookahead", [pytest.param(1, marks=pytest.mark.slow), 6])
+@pytest.mark.long
 def test_a_run_of_the_real_engine_is_replayed_exactly(lookahead: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     overrides = [f"engine.max_lookahead_steps={lookahead}"]

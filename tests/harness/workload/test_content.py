@@ -110,6 +110,7 @@ def test_generated_blocks_can_have_identities_of_their_own() -> None:
     assert first is not None and second is not None and not {*first} & {*second} and len(first) == 4
 
 
+@pytest.mark.long
 def test_contents_of_absurdly_long_requests_are_not_made_up() -> None:
     """A list of all their blocks would take gigabytes."""
     n = MAX_TOKENS

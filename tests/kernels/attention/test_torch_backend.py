@@ -48,6 +48,7 @@ def test_step_of_chunks_and_decodes(shape: Shape) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 16, 17, 40, 1000])
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+@pytest.mark.sample(9)
 def test_windows_and_sinks(shape: Shape, window: int) -> None:
     size = shape.block_size
     prefills = [(1, 1), (size, size), (size + 9, 9), (50, 50), (2 * size + 1, 1)]

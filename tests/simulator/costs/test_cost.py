@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.work import StepWork
@@ -15,6 +15,7 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
+from tests.selection import examples
 from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, resized, with_tables, work
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -79,7 +80,7 @@ def ragged(contexts: list[int], num_steps: int, seed: int) -> StepWork:
     tokens_per_decode=st.sampled_from([1, 1, 3]),
     num_copied_blocks=st.sampled_from([0, 3]),
 )
-@settings(max_examples=20, deadline=None)
+@examples(10)
 def test_a_run_of_decode_steps_takes_what_its_steps_take(
     name: str, contexts: list[int], num_steps: int, tokens_per_decode: int, num_copied_blocks: int
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_run_of_decode_steps_takes_what_its_steps_take(
     num_steps=st.integers(1, 60),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=20, deadline=None)
+@examples(10)
 def test_a_run_of_steps_that_bring_varying_numbers_of_tokens_takes_what_its_steps_take(
     name: str, contexts: list[int], num_steps: int, seed: int
 ) -> None:

@@ -198,6 +198,7 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize(("graphs", "launched"), [(False, (3, 24, (3, 2))), (True, (4, 96, (4, 6)))])
+@pytest.mark.sample(2)
 def test_decode_attention_is_profiled_as_the_engine_launches_it(
     graphs: bool, launched: tuple[object, ...], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

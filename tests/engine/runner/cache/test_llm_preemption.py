@@ -21,9 +21,9 @@ from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import GREEDY, KINDS, MODEL, SETTINGS, STARVED, Late, make_prompts  # noqa: E402
 from tests.selection import few  # noqa: E402
 
-BRIEF = replace(GREEDY, max_tokens=25)
+BRIEF = replace(GREEDY, max_tokens=18)
 # Sequences of a request that draw tokens of their own, of which some stop early.
-SAMPLED = SamplingParams(n=3, max_tokens=25, temperature=0.8, seed=7, stop_token_ids=tuple(range(0, 300, 20)))
+SAMPLED = SamplingParams(n=3, max_tokens=18, temperature=0.8, seed=7, stop_token_ids=tuple(range(0, 300, 20)))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lat
     ("late", "settings"),
     [
         pytest.param(3, {"enable_prefix_caching": False}, marks=pytest.mark.slow),
-        (10**9, {"enable_prefix_caching": False}),
+        pytest.param(10**9, {"enable_prefix_caching": False}, marks=pytest.mark.long),
         (3, {"offload": True}),
         pytest.param(10**9, {"offload": True}, marks=pytest.mark.slow),
     ],

@@ -57,6 +57,7 @@ def test_the_nearest_class_with_enough_runs_is_taken(
         (("model=qwen3-next-80b-a3b", "tensor_parallel_size=4"), "poisson", ("no public run is like this one",)),
     ],
 )  # fmt: skip
+@pytest.mark.sample(4)
 def test_the_text_names_cost_model_and_error(overrides: tuple[str, ...], load: str, texts: tuple[str, ...]) -> None:
     text = cost_model_text(resolve(composed(*overrides)), load_of(load))
     assert all(each in text for each in texts), text

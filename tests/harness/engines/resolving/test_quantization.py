@@ -97,6 +97,7 @@ def test_the_real_engine_serves_quantised_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8_block", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_the_real_engine_serves_quantised_experts(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch")
     summary = run(config(*TRACE, *TINY, *EXPERTS, f"quantization={name}"), tmp_path)

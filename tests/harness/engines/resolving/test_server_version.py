@@ -37,6 +37,7 @@ def kernels_of(system: System) -> list[str]:
     ],
     ids=" ".join,
 )
+@pytest.mark.sample(4)
 def test_what_the_database_has_is_not_priced_by_the_roofline(overrides: tuple[str, ...]) -> None:
     system = resolved(*overrides)
     assert system.cost.kind == "profiled" and system.notes == ()

@@ -209,7 +209,7 @@ def text_of(stream: bytes) -> str:
 
 
 def test_soak(server: Server, llm: LLM) -> None:
-    soak(server, llm, num_requests=60, num_threads=8)
+    soak(server, llm, num_requests=30, num_threads=8)
 
 
 @pytest.mark.slow

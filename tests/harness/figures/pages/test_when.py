@@ -57,6 +57,7 @@ def test_a_run_leaves_its_page_unless_without_plots(launch: Launch, tmp_path: Pa
     assert not (tmp_path / "a" / REPORT).exists(), "the page of an earlier run is not that of this one"
 
 
+@pytest.mark.long
 def test_a_sweep_leaves_one_page(launch: Launch, tmp_path: Path) -> None:
     assert launch("-m", *_SMALL, "plots=false", "block_size=16,32", "hydra.sweep.dir=s") == 0
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob(REPORT)] == [Path("s", REPORT)]

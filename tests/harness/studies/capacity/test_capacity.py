@@ -32,6 +32,7 @@ from harness.studies.capacity.probe import Probe, run_probe
 from harness.studies.capacity.row import order_text, row_of, widened_text
 from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.studies.capacity.builders import ROOM, World, probe
+from tests.selection import few
 
 TINY = (
     "task=capacity", "model=tiny", "device=laptop-cpu", "trace.num_requests=100", "max_num_batched_tokens=1024",
@@ -132,10 +133,11 @@ def test_an_interrupt_waits_until_the_processes_have_started(monkeypatch: pytest
     assert started
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_search_with_the_answer_so_far(tmp_path: Path) -> None:
     """As Ctrl-C in a terminal does: all processes of the search get it."""
     command = [sys.executable, "run.py", *SMALL, "plots=false", "capacity.workers=2", f"hydra.run.dir={tmp_path}"]
-    command += ["capacity.num_requests=20000", "capacity.max_probes=100", "capacity.precision=0.001"]
+    command += ["capacity.num_requests=3000", "capacity.max_probes=100", "capacity.precision=0.001"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -152,7 +154,7 @@ def test_a_signal_ends_a_search_with_the_answer_so_far(tmp_path: Path) -> None:
     assert document_in(tmp_path)["rows"][0]["capacity"] > 0
 
 
-@pytest.mark.parametrize("of_servers", [False, True])
+@pytest.mark.parametrize("of_servers", few([False, True], 1, pytest.mark.long))
 def test_a_terminal_shows_an_answer_that_gets_narrower_and_the_time_left(of_servers: bool, tmp_path: Path) -> None:
     asked = ("capacity.target_rate=200", "metrics.slo.tpot_ms=40") if of_servers else ()
     out = Console(file=StringIO(), force_terminal=True, width=120)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config.schema.tasks.capacity import CapacityConfig
@@ -14,6 +14,7 @@ from harness.studies.capacity.capacity_fit import Point, estimate
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
 from harness.studies.capacity.probe import Probe
 from tests.harness.studies.capacity.builders import ROOM, World, probe
+from tests.selection import examples
 
 SETTINGS = CapacityConfig()
 
@@ -45,7 +46,7 @@ def test_the_interval_holds_the_capacity(slope: float, noise: float) -> None:
     assert abs(sum(errors) / len(errors)) < 0.005  # crises are rare in short probes, which must not raise the capacity
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(capacity=st.floats(0.05, 5000), start=st.floats(0.5, 4), slope=st.floats(15, 300))
 def test_any_capacity_is_found_from_a_start_near_it(capacity: float, start: float, slope: float) -> None:
     result = found(World(capacity, slope, noise=0.01), capacity * start)
@@ -54,7 +55,7 @@ def test_any_capacity_is_found_from_a_start_near_it(capacity: float, start: floa
     assert result.estimate.low < result.estimate.value < result.estimate.high
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(capacity=st.floats(2, 500))
 def test_a_deterministic_step_is_found(capacity: float) -> None:
     result = found(World(capacity, slope=400, noise=0, floor=0.0))
@@ -109,7 +110,7 @@ def test_the_last_probes_are_as_long_as_the_precision_needs(precision: float, le
 
 def test_more_probes_make_the_interval_narrower() -> None:
     few = found(World(20.0), config=CapacityConfig(precision=0.001, max_probes=8)).estimate
-    many = found(World(20.0), config=CapacityConfig(precision=0.001, max_probes=60)).estimate
+    many = found(World(20.0), config=CapacityConfig(precision=0.001, max_probes=24)).estimate
     assert few is not None and many is not None
     assert many.precision < few.precision
 

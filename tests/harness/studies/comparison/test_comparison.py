@@ -196,6 +196,7 @@ def test_a_comparison_of_failures_only_is_a_table_without_figures(tmp_path: Path
     assert "! a failed: x" in stream.getvalue() and "! b failed: y" in stream.getvalue()
 
 
+@pytest.mark.long
 def test_many_runs_are_shown_by_throughput(tmp_path: Path) -> None:
     first = store(tmp_path / "run", {})
     summary = json.loads((first / "summary.json").read_text())

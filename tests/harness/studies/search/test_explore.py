@@ -17,6 +17,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.studies.capacity.load_search import find_capacity
 from tests.harness.builders import config, execute_in
 from tests.harness.studies.capacity.builders import ROOM, World
+from tests.selection import few
 
 optuna = pytest.importorskip("optuna")
 from harness.studies.capacity import worker_pool  # noqa: E402
@@ -132,6 +133,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.long
 def test_trials_at_a_time_are_all_told_to_one_study(
     made_up: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +212,7 @@ def test_a_number_of_the_summary_is_an_objective(tmp_path: Path) -> None:
     assert not (tmp_path / "capacity.json").exists()
 
 
-@pytest.mark.parametrize("objective", ["output_throughput", "capacity_per_gpu"])
+@pytest.mark.parametrize("objective", few(["output_throughput", "capacity_per_gpu"], 1, pytest.mark.long))
 def test_step_times_of_two_kinds_are_told_before_the_best(
     objective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +252,7 @@ def test_contradicting_configurations_are_given_up(made_up: list[int], tmp_path:
         ((SEATS, "search.objective=capacity_per_gpu"), "metrics.slo: task=search needs a limit to hold"),
     ],
 )
+@pytest.mark.sample(5)
 def test_errors_of_users_are_one_line(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
     objective = () if any("objective" in each for each in overrides) else ("search.objective=output_throughput",)
     with pytest.raises(TwinServeError) as error:

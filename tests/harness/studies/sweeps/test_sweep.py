@@ -216,6 +216,7 @@ def test_overrides_that_are_paths_or_long_make_one_folder_each(run_sweep: Sweep,
         (["seed=range(0)"], "seed=range(0): has no value, so that the sweep has no job"),
     ],
 )
+@pytest.mark.sample(2)
 def test_jobs_without_a_folder_of_their_own_and_no_job_are_refused(
     run_sweep: Sweep, recorder: Recorder, overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +227,7 @@ def test_jobs_without_a_folder_of_their_own_and_no_job_are_refused(
 
 
 @pytest.mark.parametrize("subdir", ["${hydra.job.num}", "b${block_size}-s${seed}", "x${hydra.job.override_dirname}"])
+@pytest.mark.sample(1)
 def test_folders_may_be_named_in_other_ways(run_sweep: Sweep, recorder: Recorder, subdir: str) -> None:
     assert run_sweep("seed=1,2", "block_size=16,32", f"hydra.sweep.subdir='{subdir}'") == 0
     assert len(set(recorder.jobs)) == 4

@@ -138,6 +138,7 @@ def run_cases(folder: Path, name: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(8)
 def test_mutated_traces(tmp_path: Path, name: str) -> None:
     assert run_cases(tmp_path, name, 40) > 3
 
