@@ -49,8 +49,8 @@ class PlanMaker:
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
-            # A victim may end with drafts that are under way, and leave the queue after this step.
-            may_leave = draft.preempted and decodes.tokens_per_decode > 1
+            # A victim may end with drafts that are under way, and leave the queue then.
+            may_leave = draft.preempted and running.lag and decodes.tokens_per_decode > 1
             if is_alone and not (prefills or draft.transfers or draft.paused or may_leave):
                 horizon = decode_horizon(self._admissions[lane], draft.now, pads=self._pads)
         else:

@@ -121,11 +121,11 @@ class RunningSet:
     def filled(self, ahead: int) -> list[tuple[Sequence, int]]:
         """Decodes that may have filled a block by then, and how many known tokens they have.
 
-        Who sat out the plan under way waits for no token, so that nothing of it lags behind.
+        Who sat out the plan under way, or the last one, waits for no token, so that nothing of it lags behind.
         """
         decodes, filled = self.decodes, [*self.decodes.filling(ahead - self.lag)]
-        if decodes.fresh and ahead < self.lag:
-            started = self.flights[-1].started
+        if decodes.fresh and self.lag and (ahead < self.lag or not self.flights):
+            started = self.flights[-1].started if self.flights else ()
             filled += [(s, s.num_tokens) for s in decodes.fresh if s in decodes.findable and s not in started]
         return filled
 
