@@ -121,7 +121,8 @@ class Progress:
         if flight.late or stopped:
             for sequence, num_discarded in {**dict.fromkeys(flight.late, 0), **stopped}.items():
                 self._stop_late(flight, sequence, num_discarded)
-        self._waiting.coming.difference_update(flight.started, flight.victims)
+        if self._waiting.coming:
+            self._waiting.coming.difference_update(flight.started, flight.victims)
         resumed_gaps: list[int] = []
         for sequence in flight.started:
             if sequence.request.first_token_time is None:
