@@ -142,8 +142,8 @@ def unknown_key(
     """One line about the first segment of a dotted key that no model here has.
 
     `models` are the variants allowed at this level, `prefix` the dotted path of this level, `root` the models of the
-    first one. A key that another variant has is told apart from
-    one that does not exist. None when every segment of the path exists or may exist.
+    first one. A key that another variant has is told apart from one that does not exist. None when every segment of
+    the path exists or may exist.
     """
     name, *rest = path
     fields = {key: field for model in models for key, field in model.model_fields.items()}
