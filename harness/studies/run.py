@@ -15,7 +15,7 @@ from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
 from harness.config.command_lines.serving import fleet_command
-from harness.config.command_lines.vllm_serve import longest_that_fits
+from harness.config.command_lines.vllm.serve_line import longest_that_fits
 from harness.config.huggingface_keys import ignored_notes
 from harness.config.pools import Pool, pools_of
 from harness.engines.host_memory import check_memory, kept_for_tables

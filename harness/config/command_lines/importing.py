@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.config.command_lines import KEYS, sglang_import, vllm_import
+from harness.config.command_lines import KEYS
+from harness.config.command_lines.sglang import import_line as sglang_import
 from harness.config.command_lines.translation import Translation
+from harness.config.command_lines.vllm import import_line as vllm_import
 from harness.config.composing.conf_tree import CONF
 from harness.errors import ConfigError
 

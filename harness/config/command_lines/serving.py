@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.config.command_lines import sglang_serve, vllm_serve
+from harness.config.command_lines.sglang import serve_line as sglang_serve
+from harness.config.command_lines.vllm import serve_line as vllm_serve
 from harness.config.pools import Pool
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.command_lines import sglang_flags, sglang_import, vllm_flags, vllm_import
+from harness.config.command_lines.sglang import flags as sglang_flags
+from harness.config.command_lines.sglang import import_line as sglang_import
+from harness.config.command_lines.vllm import flags as vllm_flags
+from harness.config.command_lines.vllm import import_line as vllm_import
 from harness.engines.resolving.system import pool_of
 from harness.errors import TwinServeError
 from tests.fuzzing.values import HOSTILE

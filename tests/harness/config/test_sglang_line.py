@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from engine.core.policies.sglang import SglangOptions
 from harness import run
-from harness.config.command_lines import sglang_serve
 from harness.config.command_lines.importing import expand
-from harness.config.command_lines.sglang_flags import NEUTRAL, OTHERS, SHORT
-from harness.config.command_lines.sglang_import import SGLANG, translate
-from harness.config.command_lines.sglang_serve import serve_command
+from harness.config.command_lines.sglang import serve_line as sglang_serve
+from harness.config.command_lines.sglang.flags import NEUTRAL, OTHERS, SHORT
+from harness.config.command_lines.sglang.import_line import SGLANG, translate
+from harness.config.command_lines.sglang.serve_line import serve_command
 from harness.config.command_lines.tool import read_flags
 from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line

@@ -8,8 +8,8 @@ import pytest
 
 from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines.importing import expand
-from harness.config.command_lines.vllm_import import translate
-from harness.config.command_lines.vllm_serve import overrides
+from harness.config.command_lines.vllm.import_line import translate
+from harness.config.command_lines.vllm.serve_line import overrides
 from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError, TwinServeError
 from harness.measured import load_measured

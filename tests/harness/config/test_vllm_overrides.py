@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.config.command_lines.importing import expand
-from harness.config.command_lines.vllm_import import translate
-from harness.config.command_lines.vllm_serve import overrides
+from harness.config.command_lines.vllm.import_line import translate
+from harness.config.command_lines.vllm.serve_line import overrides
 from harness.config.run import RunConfig
 from tests.harness.builders import config
 from tests.harness.config.builders import write

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import run
-from harness.config.command_lines import vllm_serve
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.known_models import SAME_SIZES
-from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS
-from harness.config.command_lines.vllm_import import translate
-from harness.config.command_lines.vllm_line import read_line
-from harness.config.command_lines.vllm_serve import overrides, serve_command
+from harness.config.command_lines.vllm import serve_line as vllm_serve
+from harness.config.command_lines.vllm.flags import NEUTRAL, OTHERS
+from harness.config.command_lines.vllm.import_line import translate
+from harness.config.command_lines.vllm.line import read_line
+from harness.config.command_lines.vllm.serve_line import overrides, serve_command
 from harness.config.parse import parse
 from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line

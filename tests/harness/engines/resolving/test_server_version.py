@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments import composed
-from harness.config.command_lines.vllm_import import overrides
+from harness.config.command_lines.vllm.import_line import overrides
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from simulator.system import System

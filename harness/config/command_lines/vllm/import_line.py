@@ -3,7 +3,7 @@ version is that of docker's image, if the command runs one; `engine.vllm_version
 
     vllm serve Qwen/Qwen3-8B --max-num-seqs 128   ->   model=qwen3-8b scheduler=vllm max_num_seqs=128 ...
 
-`harness.config.command_lines.vllm_serve` goes the other way.
+`harness.config.command_lines.vllm.serve_line` goes the other way.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.model_overrides import changed_model, json_object
 from harness.config.command_lines.translation import Translation, refused_as, translation
 from harness.config.command_lines.values import chosen, decimal, formats, number
-from harness.config.command_lines.vllm_line import VllmLine, read_line
-from harness.config.command_lines.vllm_servers import servers
+from harness.config.command_lines.vllm.line import VllmLine, read_line
+from harness.config.command_lines.vllm.servers import servers
 from harness.config.composing.conf_tree import CONF
 from harness.errors import ConfigError
 from simulator.vllm_versions import vllm_version

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.config.command_lines.vllm_import import overrides as overrides
+from harness.config.command_lines.vllm.import_line import overrides as overrides
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.policies.sglang import SglangOptions
-from harness.config.command_lines.sglang_import import BALANCERS, OPTIONS
+from harness.config.command_lines.sglang.import_line import BALANCERS, OPTIONS
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
 from harness.config.schema.system import SimEngine

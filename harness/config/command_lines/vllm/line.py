@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from harness.config.command_lines.config_file import with_config_file
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, variable_notes, words_of
-from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SHORT
+from harness.config.command_lines.vllm.flags import NEUTRAL, OTHERS, SHORT
 from harness.errors import ConfigError
 
 _OTHER_ENGINE = ("VLLM_USE_V1=0",)

@@ -4,7 +4,7 @@ whatever version the command names.
     python -m sglang.launch_server --model-path Qwen/Qwen3-8B --max-running-requests 128
         ->   model=qwen3-8b scheduler=sglang max_num_seqs=128 ...
 
-`harness.config.command_lines.sglang_serve` goes the other way.
+`harness.config.command_lines.sglang.serve_line` goes the other way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.config.command_lines import KEYS
 from harness.config.command_lines.config_file import with_config_file
 from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.model_overrides import changed_model, json_object
-from harness.config.command_lines.sglang_flags import NEUTRAL, OTHERS, SHORT
+from harness.config.command_lines.sglang.flags import NEUTRAL, OTHERS, SHORT
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, variable_notes, words_of
 from harness.config.command_lines.translation import Translation, refused_as, translation
 from harness.config.command_lines.values import chosen, decimal, formats, number
