@@ -111,9 +111,6 @@ class StepBuilder:
 
     def must_wait(self, plan: StepPlan) -> bool:
         """Whether the inputs of the next plan need tokens, on the host, that the last plan samples."""
-        for chunk in plan.prefills:
-            if chunk.start + chunk.num_tokens > len(chunk.sequence.token_ids):  # type: ignore[arg-type]
-                return True
         return any(each.reads_output and sequence in plan.decodes for sequence, each in self._adjusted.items())
 
     def _unknown(self, plan: StepPlan) -> dict[Sequence, int]:

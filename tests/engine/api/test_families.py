@@ -73,7 +73,7 @@ def test_tokens_are_those_of_transformers(folders: Folders, family: str, setting
         llm.close()
     assert [output["token_ids"] for output in [*first, *again]] == [*expected, expected[0]]
     assert again[0].num_cached_tokens > 0
-    assert len({token for tokens in expected for token in tokens}) > 12, "varied enough to tell"
+    assert len({token for tokens in expected for token in tokens}) > 8, "varied enough to tell"
 
 
 def test_a_run_with_its_weights_has_its_window(folder: Path) -> None:
