@@ -42,7 +42,7 @@ NOT_RUN = {
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
 }
 # Pages whose commands run for every commit: the first that are tried, code of the page, and the real engine.
-RUN = ("README.md", "extend.md", "real_engine.md", "sweeps.md")
+RUN = ("README.md", "choose_a_configuration.md", "extend.md", "real_engine.md", "sweeps.md")
 # Of commands that cannot be composed without what a command before them wrote, or that are not composed.
 MADE_BY_RUNS = ("import_vllm", "import_sglang", "--config-dir")
 SMALL = {
