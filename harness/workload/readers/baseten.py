@@ -64,7 +64,7 @@ def _load(path: str) -> pd.DataFrame:
         return table.assign(**numbers).sort_values(_TIME, kind="stable", ignore_index=True)
     except DocumentError as error:
         raise TraceError(f"{path}: {error}") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise TraceError(f"{path}: cannot be read as Parquet: {reason}") from None
 

@@ -115,7 +115,7 @@ def _read_rows(path: Path, changed_ns: int, where: tuple[tuple[str, Any], ...]) 
         names = pq.read_schema(path).names
         filters = [(name, "=", value) for name, value in where if name in names]
         rows: pd.DataFrame = pq.read_table(path, filters=filters or None).to_pandas()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise ProfileError(f"{str(path)!r}: cannot be read: {str(error).splitlines()[0]}") from None
     if "latency" not in rows.columns:
         raise ProfileError(f"{str(path)!r}: no column latency")

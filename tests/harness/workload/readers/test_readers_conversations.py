@@ -126,6 +126,14 @@ def test_recorded_delays_are_waited(tmp_path: Path) -> None:
     assert arrivals.pop_due(10**10) == [(9 * 10**9, 2)]
 
 
+def test_a_column_whose_name_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    pd.DataFrame({"zzzzzzzz": [1]}).to_parquet(path)
+    path.write_bytes(path.read_bytes().replace(b"zzzzzzzz", b"zzzz\xbczzz"))
+    with pytest.raises(TraceError, match="cannot be read as Parquet"):
+        load_trace(BasetenTrace(path=str(path)), seed=0)
+
+
 def test_baseten_without_hashes_has_no_sessions(tmp_path: Path) -> None:
     rows = [{key: value for key, value in each.items() if key != "total_hashes"} for each in ROWS]
     assert "session_id" not in baseten(tmp_path, rows).table
