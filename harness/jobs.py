@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from omegaconf import DictConfig
 from engine.documents import user_path
 from harness import interrupts
 from harness.config import RunConfig, parse, to_yaml
-from harness.engines.availability import check_engine
+from harness.engines.availability import check_engine, check_package
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.results.stored.files import (
     CALIBRATION,
@@ -116,9 +115,8 @@ def _check_output(config: RunConfig, folder: Path) -> None:
 
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     """The function of the task; imported late, so that --help and errors are fast."""
-    package, extra = _EXTRAS.get(config.task, ("", ""))
-    if package and importlib.util.find_spec(package) is None:
-        raise ConfigError(f"task={config.task}: {package} is not installed (pip install -e '.[{extra}]')")
+    if config.task in _EXTRAS:
+        check_package(f"task={config.task}", *_EXTRAS[config.task])
     if config.task == "import":
         return importlib.import_module("harness.studies.profile_import").import_profile
     if config.task == "profile":

@@ -20,8 +20,7 @@ def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
     if kind == "sim":
         return
     if kind == "openai":
-        if importlib.util.find_spec("aiohttp") is None:
-            raise ConfigError("engine=openai: aiohttp is not installed (pip install -e '.[client]')")
+        check_package("engine=openai", "aiohttp", "client")
         return
     runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
     if importlib.util.find_spec("torch") is None:
@@ -36,6 +35,12 @@ def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
         torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")
+
+
+def check_package(what: str, package: str, extra: str) -> None:
+    """Raises ConfigError where `what` needs a package that is not installed; `extra` installs it."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what}: {package} is not installed (pip install -e '.[{extra}]')")
 
 
 def check_server() -> None:

@@ -195,6 +195,9 @@ class BlockManager:
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 
+    def note_row(self, sequence: Sequence, row: Sequence) -> None:
+        """A row of padding has taken over what `sequence` has beside its blocks, which is nothing here."""
+
     def release_tail(self, sequence: Sequence, num_kept: int) -> None:
         """Release all blocks but the first `num_kept`, the last one first."""
         table, num_hashed = sequence.block_table, sequence.num_registered_blocks

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.kv.stateful import StatefulManager
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
@@ -47,8 +46,7 @@ def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence
 def _hand_over(blocks: BlockManager, sequence: Sequence, row: Sequence) -> None:
     """Let `row` hold the blocks of `sequence` that its tokens are in; what it adds cannot be found."""
     row.block_table, sequence.block_table = sequence.block_table, []
-    if isinstance(blocks, ContiguousManager | StatefulManager):
-        blocks.note_row(sequence, row)
+    blocks.note_row(sequence, row)
     if isinstance(blocks, ContiguousManager):
         return
     row.num_registered_blocks, sequence.num_registered_blocks = sequence.num_registered_blocks, 0
