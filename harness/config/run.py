@@ -21,6 +21,7 @@ from harness.config.schema.fleet import (
     check_pools,
     check_ranks,
     check_stages,
+    check_whole_experts,
 )
 from harness.config.schema.metrics import MetricsConfig, SloConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
@@ -116,6 +117,11 @@ class RunConfig(ConfigModel):
         if isinstance(self.fleet, AlikeFleet):
             return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
         return sum(each.replicas for each in self.fleet.pools)
+
+    @property
+    def num_expert_ranks(self) -> int:
+        """GPUs that share out whole experts; 1 where each has a part of every expert."""
+        return self.data_parallel_size * self.tensor_parallel_size if self.expert_parallel else 1
 
     @property
     def is_apart(self) -> bool:
@@ -312,10 +318,11 @@ class RunConfig(ConfigModel):
         most = min(self.model.num_layers, self.max_num_seqs)
         alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
         check_ranks(
-            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
-            self.scheduler, self.cost, shares_out=self.expert_parallel,
+            self.data_parallel_size, self.model, self.engine, shares_out=self.expert_parallel,
             steps_alone=alone and self.speculation.kind == "none",
         )  # fmt: skip
+        if self.expert_parallel:
+            check_whole_experts(self.num_expert_ranks, self.model, self.engine, self.cost)
         check_changes(
             self.failures, self.autoscaler, self.fleet, self.num_servers, replicas=self.replicas,
             is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.host.gib,
