@@ -8,7 +8,6 @@ from engine.prompt_lookup import NgramOptions
 from harness.config.schema.base import ConfigModel, Text, check_ranges, within
 from harness.config.schema.model import ModelConfig
 from harness.config.schema.system import EngineConfig, SchedulerConfig
-from simulator.acceptance import check_rates
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -90,6 +89,8 @@ def _check_acceptance(config: AcceptanceConfig, num_drafts: int) -> None:
             raise ValueError(
                 f"acceptance_rates={list(rates)}: must have num_speculative_tokens={num_drafts} numbers, one per draft"
             )
+        from simulator.acceptance import check_rates  # imported late, as it brings numpy
+
         if wrong := check_rates(rates):
             raise ValueError(f"acceptance_rates={list(rates)}: {wrong}")
     if (rates or config.acceptance_lengths) and config.changed_acceptance == "acceptance_rate":
