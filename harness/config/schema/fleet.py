@@ -171,8 +171,8 @@ class DisaggregatedFleet(PoolsConfig):
     """
 
     kind: Literal["disaggregated"] = "disaggregated"
-    prefill: PoolConfig = PoolConfig()
-    decode: PoolConfig = PoolConfig()
+    prefill: PoolConfig = Field(default_factory=PoolConfig)
+    decode: PoolConfig = Field(default_factory=PoolConfig)
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:

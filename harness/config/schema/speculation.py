@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.prompt_lookup import NgramOptions
-from harness.config.schema.base import ConfigModel, Text, check_ranges, within
+from harness.config.schema.base import ConfigModel, Text, check_ranges, default_of, within
 from harness.config.schema.model import ModelConfig
 from harness.config.schema.system import EngineConfig, SchedulerConfig
 
@@ -39,7 +39,7 @@ class AcceptanceConfig(ConfigModel):
     def changed_acceptance(self) -> str | None:
         """The first key of these that is not at its default."""
         fields = AcceptanceConfig.model_fields
-        return next((name for name, field in fields.items() if getattr(self, name) != field.get_default()), None)
+        return next((name for name in fields if getattr(self, name) != default_of(AcceptanceConfig, name)), None)
 
 
 class NgramSpeculation(AcceptanceConfig, NgramOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
