@@ -159,7 +159,7 @@ class PoolsConfig(ApartConfig):
             server for its prompt.
     """
 
-    decode_router: RuleConfig = RuleConfig(rule="least_requests")
+    decode_router: RuleConfig = Field(default_factory=lambda: RuleConfig(rule="least_requests"))
 
 
 class DisaggregatedFleet(PoolsConfig):
