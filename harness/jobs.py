@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -98,9 +97,6 @@ def _execute(config: RunConfig, folder: Path) -> None:
     write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
     with interrupts.held():
         task = _task(config)
-    if not gc.isenabled():  # since the process began: what was imported stays until it ends
-        gc.freeze()
-        gc.enable()
     task(config, folder)
 
 
