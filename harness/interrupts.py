@@ -34,7 +34,8 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 def end_at_once() -> None:
-    """From now on signals end the process."""
+    """From now on signals end the process, also where who started it had blocked them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: _end())
 
@@ -48,9 +49,9 @@ def raised() -> Iterator[None]:
 
 
 def was_raised() -> bool:
-    """Whether a signal raised KeyboardInterrupt since the last block of `raised` began, whatever became of it: a
-    library may raise something else in its place, or go on."""
-    return bool(_raised)
+    """Whether a signal raised KeyboardInterrupt in this thread since the last block of `raised` began, whatever became
+    of it: a library may raise something else in its place, or go on; Python itself goes on after a finalizer."""
+    return bool(_raised) and threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
