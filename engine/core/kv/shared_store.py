@@ -72,10 +72,11 @@ class StoreSight:
         self._readers: Counter[int] = Counter()  # of hashes, by sequences that wait for the block's KV
 
     def __contains__(self, block_hash: int) -> bool:
-        return self._store.is_there(block_hash, self.now)
+        """Whether a block is there, or on its way."""
+        return block_hash in self._store.tier
 
     def holds(self, block_hash: int, content: Content | None) -> bool:
-        return block_hash in self and self._store.tier.holds(block_hash, content)
+        return self._store.is_there(block_hash, self.now) and self._store.tier.holds(block_hash, content)
 
     def store(self, block_hash: int, content: Content | None, source_tier: str, source: int) -> None:
         """Copy a block there, unless another server has."""
