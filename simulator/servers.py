@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import gcd
 
 from engine.core.decodes.uniform import uniform_decodes
+from engine.core.kv.shared_store import SharedStore
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
@@ -24,12 +26,18 @@ from simulator.system import System
 from simulator.transfers import NoTransfers, TransferEngine
 
 
-def make_replica(system: System, cost: CostModel, observer: Observer, port: Port | None = None) -> Replica:
+def make_replica(
+    system: System, cost: CostModel, observer: Observer, port: Port | None = None, store: SharedStore | None = None
+) -> Replica:
     """A server as `system` describes it, whose steps `cost` prices; `port` is its link to others that it hands KV to or
-    takes it from."""
-    transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size)
+    takes it from, `store` a memory that it shares with others."""
+    transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size, store)
+    scheduler = scheduler_of(system)
+    if store is not None:
+        assert scheduler.blocks.offload is not None, "the system has a store"
+        scheduler.blocks.offload.share(store)
     return Replica(
-        scheduler_of(system),
+        scheduler,
         cost,
         observer,
         compress=system.compress and system.data_parallel_size == 1,
@@ -38,9 +46,24 @@ def make_replica(system: System, cost: CostModel, observer: Observer, port: Port
     )
 
 
-def make_port(system: System, network: Network) -> Port:
+def stores_of(systems: Sequence[System]) -> list[SharedStore | None]:
+    """The store of each server; None for those without one."""
+    made: dict[int, SharedStore] = {}
+    found: list[SharedStore | None] = []
+    number = 0
+    for system in systems:
+        if (tier := system.tiers.store) is None:
+            found.append(None)
+            continue
+        node = number // tier.num_servers if tier.num_servers else 0
+        found.append(made.setdefault(node, SharedStore(tier.num_blocks, tier.eviction)))
+        number += 1
+    return found
+
+
+def make_port(system: System, network: Network, store: SharedStore | None = None) -> Port:
     """The link of a server to others. Of layers with a sliding window the little that they keep is not counted."""
-    links = system.tiers.links(system.pool, system.tensor_parallel_size)
+    links = system.tiers.links(system.pool, system.tensor_parallel_size, store)
     return Port(network, system.pool.block_bytes, links or NoTransfers())
 
 

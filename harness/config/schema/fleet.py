@@ -215,7 +215,7 @@ def check_stages(
     obstacles = {
         f"must be <= {most}, layers of the model and max_num_seqs": num_stages > most,
         "steps of a lane are not planned ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
-        "a pipeline has no link to the host's memory; use tiers=none": bool(tiers.host.gib),
+        "a pipeline has no link to the host's memory; use tiers=none": tiers.is_on,
         "cost=linear does not tell what a layer takes; use cost=profiled or cost=roofline": cost.kind == "linear",
         "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
     }

@@ -62,7 +62,7 @@ def resolve(config: RunConfig) -> System:
         data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
-        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
+        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network),
         compress=engine.compress,
         cache_outputs=engine.cache_outputs,
         max_lookahead_steps=engine.max_lookahead_steps,
