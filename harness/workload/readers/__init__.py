@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from harness.config import (
+    AgenticTrace,
     CsvTrace,
     CustomTrace,
     JsonlTrace,
@@ -16,7 +17,7 @@ from harness.config import (
 )
 from harness.config.schema.workload import FileTrace
 from harness.errors import ConfigError
-from harness.workload import sampling
+from harness.workload import agents, sampling
 from harness.workload.readers import (
     azure,
     bailian,
@@ -91,6 +92,8 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
             return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
+        case AgenticTrace():
+            return agents.agentic(config, rng)
         case CsvTrace():
             return plain.read_csv(config.path, _rules(config, with_times), _layout(config), config.delimiter)
         case JsonlTrace():
