@@ -1,4 +1,4 @@
-"""What sessions and their turns met with: latencies and cache hits, of each session and of each turn of all sessions."""
+"""Latencies and cache hits of each session, and of each turn of all sessions."""
 
 from __future__ import annotations
 

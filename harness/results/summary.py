@@ -134,7 +134,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     counts = [f"{summary['completed']:,} of {summary['num_prompts']:,} finished in {show('duration')} s", *failures]
     yield "Requests", " · ".join(counts)
     if summary.get("num_sessions"):
-        times = f"{show('mean_session_s')} s from first arrival to last answer on average, {show('median_session_s')} median"
+        times = f"{show('mean_session_s')} s from first arrival to last answer, median {show('median_session_s')} s"
         served = f"{summary['completed_sessions']:,} of {summary['num_sessions']:,} served whole"
         yield "Sessions", f"{served} · {show('mean_session_requests')} requests each · {times}"
     yield from _servers(summary)

@@ -29,7 +29,9 @@ def agentic(config: AgenticTrace, rng: np.random.Generator) -> Trace:
         session += 1
     rows = drawing.rows[:count]
     if (longest := max(row.prompt for row in rows)) > MAX_TOKENS:
-        raise ConfigError(f"trace.turns={config.turns:g}: a prompt of {longest} tokens, where {MAX_TOKENS} are the limit")
+        raise ConfigError(
+            f"trace.turns={config.turns:g}: a prompt of {longest} tokens, where {MAX_TOKENS} are the limit"
+        )
     columns = {
         "num_prompt_tokens": [row.prompt for row in rows],
         "num_output_tokens": [row.output for row in rows],

@@ -1,7 +1,7 @@
 """Which earlier request each prompt of a session begins with, and so which KV blocks they share.
 
-A line is a conversation that grows request by request. A session without `waits_for` is one line. Where several requests
-go on from the same one, the first of them stays on its line, and the others branch off:
+A line is a conversation that grows request by request. A session without `waits_for` is one line. Where several
+requests go on from the same one, the first of them stays on its line, and the others branch off:
 
     session 0   A ── B ── C          line 0: A B C
                      └─── D          line 1: D, which begins with the blocks of A and B

@@ -1,8 +1,8 @@
 """Token ids for the requests of a trace, so that a real engine can serve it and its prefix cache hits for real.
 
 A trace with token ids keeps them. One with hash ids gets tokens drawn from a generator seeded by each id: equal ids,
-equal tokens. A conversation, and a prompt that begins with an earlier one of a trace with `waits_for`, goes on with what
-the engine really answered. All other prompts are drawn on their own.
+equal tokens. A conversation, and a prompt that begins with an earlier one of a trace with `waits_for`, goes on with
+what the engine really answered. All other prompts are drawn on their own.
 """
 
 from __future__ import annotations

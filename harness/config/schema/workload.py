@@ -118,9 +118,36 @@ class AzureTrace(FileTrace):
 
 
 class MooncakeTrace(FileTrace):
-    """Mooncake traces: JSON lines with hash ids of 512-token blocks."""
+    """Mooncake traces: JSON lines with hash ids of 512-token blocks; and those of AIPerf, with sessions or texts.
+
+    Attributes:
+        output_tokens: of answers whose length the file does not tell.
+        tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
+    """
 
     kind: Literal["mooncake"] = "mooncake"
+    output_tokens: Tokens | None = None
+    tokenizer: Text | None = None
+
+
+class WekaTrace(FileTrace):
+    """Sessions of coding agents with sub-agents (kv-cache-tester): a JSON object each, with hash ids, in a file or a
+    folder."""
+
+    kind: Literal["weka"] = "weka"
+
+
+class TraceLabTrace(FileTrace):
+    """TraceLab's rounds of coding agents: JSON lines that say how much of each prompt was cached."""
+
+    kind: Literal["tracelab"] = "tracelab"
+
+
+class OtelTrace(FileTrace):
+    """Spans of OpenTelemetry for generative AI, as inference-perf reads them: a JSON object per session, in a file or a
+    folder."""
+
+    kind: Literal["otel"] = "otel"
 
 
 class BurstGptTrace(FileTrace):
@@ -295,8 +322,8 @@ class SharedPrefixTrace(DrawnClasses):
 
 
 class AgenticTrace(EveryTrace):
-    """Sessions of agents that call tools: each request waits for the answer before it and for the tool, and its prompt is
-    all that was said before and the tool's result. Some turns start sub-agents, for which the next turn waits.
+    """Sessions of agents that call tools: each request waits for the answer before it and for the tool, and its prompt
+    is all that was said before and the tool's result. Some turns start sub-agents, for which the next turn waits.
 
     Attributes:
         num_requests: number of requests to draw.
@@ -325,6 +352,9 @@ TraceConfig = Annotated[
     ShareGptTrace
     | AzureTrace
     | MooncakeTrace
+    | WekaTrace
+    | TraceLabTrace
+    | OtelTrace
     | BurstGptTrace
     | BailianTrace
     | ServeGenTrace

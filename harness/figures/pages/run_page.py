@@ -238,9 +238,9 @@ def _turn_table(summary: Mapping[str, Any]) -> Markup:
         span = f"{turn['first']}" if turn["first"] == turn["last"] else f"{turn['first']} to {turn['last']}"
         rows.append([Cell(span), *numbers, Cell(percent(hits), numeric(hits))])
     text = (
-        f"{summary.get('completed_sessions') or 0:,} of {summary.get('num_sessions') or 0:,} sessions were served whole. "
-        f"From the first arrival to the last answer they took {_shown(summary, 'median_session_s')} s in the median and "
-        f"{_shown(summary, f'{tail}_session_s')} s at {tail}; half of them found at least "
+        f"{summary.get('completed_sessions') or 0:,} of {summary.get('num_sessions') or 0:,} sessions were served "
+        f"whole. From the first arrival to the last answer they took {_shown(summary, 'median_session_s')} s in the "
+        f"median and {_shown(summary, f'{tail}_session_s')} s at {tail}; half of them found at least "
         f"{percent(summary.get('median_session_hit_rate'))} of their prompt tokens cached."
     )
     return table(["turn", *shown, "cache hits"], rows, text)

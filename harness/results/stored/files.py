@@ -41,7 +41,17 @@ _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
 _LISTS = ("notes", "servers", "server_counts", "turns")
-_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths", "servers", "server_counts", "turns"}
+_NESTED = {
+    "trace_file",
+    "bad_rows",
+    "notes",
+    "config",
+    "environment",
+    "expected_lengths",
+    "servers",
+    "server_counts",
+    "turns",
+}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
     "allocator", "router", "kv_pool", "cost_source", "cost_model", "vllm_command", "ended_early", "verdict",

@@ -10,6 +10,7 @@ from harness.config import (
     CsvTrace,
     CustomTrace,
     JsonlTrace,
+    MooncakeTrace,
     SharedPrefixTrace,
     ShareGptTrace,
     SyntheticTrace,
@@ -26,9 +27,12 @@ from harness.workload.readers import (
     custom,
     frame,
     mooncake,
+    otel,
     plain,
     servegen,
     sharegpt,
+    tracelab,
+    weka,
 )
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
@@ -39,8 +43,10 @@ _FILE_READERS = {
     "bailian": bailian.read,
     "baseten": baseten.read,
     "burstgpt": burstgpt.read,
-    "mooncake": mooncake.read,
+    "otel": otel.read,
     "servegen": servegen.read,
+    "tracelab": tracelab.read,
+    "weka": weka.read,
 }
 
 
@@ -92,6 +98,9 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
             return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
+        case MooncakeTrace():
+            rules = _rules(config, with_times)
+            return mooncake.read(config.path, rules, config.output_tokens, config.tokenizer)
         case AgenticTrace():
             return agents.agentic(config, rng)
         case CsvTrace():

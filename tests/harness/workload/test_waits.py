@@ -1,4 +1,4 @@
-"""Sessions whose requests wait for several others: when they arrive, what their prompts share, and how they are read."""
+"""Sessions whose requests wait for several others: when these arrive, what prompts share, and how they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace
 from tests.harness.workload.test_arrivals import SECOND, drive
 
-FORK = {  # a main agent (0, 3, 4) whose first answer starts two others: 1, and 2, which goes on from it; 3 waits for all
+FORK = {  # a main agent (0, 3, 4) whose first answer starts two others: 1, and 2, which goes on from it
     "request_id": [10, 11, 12, 13, 14],
     "session_id": [0] * 5,
     "num_prompt_tokens": [32, 20, 44, 60, 90],
@@ -162,7 +162,9 @@ def test_a_file_is_read_in_order_of_time_and_what_is_cut_off_is_not_waited_for(t
     path = tmp_path / "trace.jsonl"
     lines = [dict(zip(FORK, values, strict=True)) for values in zip(*FORK.values(), strict=True)]
     times = [0.0, 3.0, 4.0, 8.0, 12.0]
-    path.write_text("\n".join(json.dumps({**row, "arrival_time": time}) for row, time in zip(lines, times, strict=True)))
+    path.write_text(
+        "\n".join(json.dumps({**row, "arrival_time": time}) for row, time in zip(lines, times, strict=True))
+    )
     from harness.config import JsonlTrace
     from harness.workload.readers import load_trace
 
