@@ -6,6 +6,7 @@
          steps.parquet      one row per engine step
          gaps.parquet       every gap between tokens, pooled: value_s, weight
          sessions.parquet   one row per session, of a trace with sessions
+         vllm_bench.json    of a run against a server: as `vllm bench serve --save-result --save-detailed` writes it
          summary.json       settings and metrics; written last, so that where it is the folder is whole
          failed.json        {"error": ...} instead, where a job of a sweep ended with an error
 """
@@ -25,6 +26,7 @@ from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
 from harness.results.metrics import json_ready
 from harness.results.sessions import session_table
+from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
@@ -72,6 +74,9 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> N
     (folder / SESSIONS).unlink(missing_ok=True)
     if (sessions := session_table(result.requests)) is not None:
         write_table(folder / SESSIONS, sessions)
+    if result.itls is not None:
+        document = json.dumps(json_ready(vllm_document(result, summary, result.itls)), allow_nan=False)
+        write_whole(folder / VLLM_JSON, lambda path: path.write_text(document, encoding="utf-8"))
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
 
 

@@ -63,7 +63,8 @@ OTEL = {
         span("left", "02.5", "04.0", [("user", "left half of it")], "left", input_tokens=20, output_tokens=4),
         span("right", "03.0", "05.0", [("user", "right half of it")], "right", input_tokens=21, output_tokens=4),
         span("join", "06.0", "09.0",
-             [("user", "plan"), ("assistant", "two parts"), ("user", ""), ("assistant", "left"), ("assistant", "right")],
+             [("user", "plan"), ("assistant", "two parts"), ("user", ""),
+              ("assistant", "left"), ("assistant", "right")],
              "done" * 10, prompt_tokens=90),
     ],
 }  # fmt: skip
