@@ -71,7 +71,7 @@ def read_aiperf(path: Path) -> MeasuredRun:
 
 
 def read_inference_perf(path: Path) -> MeasuredRun:
-    """Raises MeasuredRunError: it is no such file, its answers were not streamed, or more than a few requests failed."""
+    """Raises MeasuredRunError: it is no such file, answers were not streamed, or more than a few requests failed."""
     document = read_json(path)
     if not isinstance(document, list) or not all(isinstance(each, dict) and "info" in each for each in document):
         raise MeasuredRunError(

@@ -18,7 +18,7 @@ from harness.config import (
 )
 from harness.config.schema.workload import FileTrace
 from harness.errors import ConfigError
-from harness.workload import agents, sampling
+from harness.workload import agents, hub, sampling
 from harness.workload.readers import (
     azure,
     bailian,
@@ -67,8 +67,12 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
         rules = _rules(config, with_times)
         return _with_sequences(frame.read(table, config.path, rules, _layout(config)), config)
-    stamp = file_stamp(getattr(config, "path", None))
-    return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
+    if (path := getattr(config, "path", None)) is not None:
+        config = config.model_copy(update={"path": hub.fetched(path)})
+    local = getattr(config, "path", None)
+    trace = _load(config, seed, with_times)
+    notes = (*trace.notes, *hub.revision_note(path, local)) if path is not None and local is not None else trace.notes
+    return _with_sequences(replace(trace, stamp=file_stamp(local), notes=notes), config)
 
 
 def _rules(config: FileTrace, with_times: bool) -> RowRules:
