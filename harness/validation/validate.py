@@ -53,7 +53,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         _check_repeat(run, repeat)
     pool_warnings = different_pool(config, run)
     config = simulation_config(config, run)
-    fitted = resolve(config).calibration
+    system = resolve(config)
     arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, run.trace, arrivals, Terminal(config, console), lambda run: run.write(output_dir))
     served.check(output_dir)
@@ -62,8 +62,8 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config), *pool_warnings]
     warnings += _profile_warnings(run, priced)
     warnings += _service_warnings(run, served.result)
-    warnings += _fit_warnings(run, fitted, settings.score)
-    validation = compare(config, run, repeats, served.result, steps, fitted, warnings)
+    warnings += _fit_warnings(run, system.calibration, settings.score)
+    validation = compare(config, run, repeats, served.result, steps, system, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
         write_validation_charts(output_dir, output_dir, config.plot)

@@ -15,6 +15,9 @@ class Experts(Block):
     latent_size: to which the hidden state is projected for the experts; 0 where it is not.
     is_gated: whether a gate multiplies what an MLP projects up.
     has_shared_gate: whether a product with the hidden state scales the output of the shared MLP.
+    float32_router: whether vLLM keeps the router in float32: `params_dtype` of the gate in its glm4_moe.py,
+        minimax_m2.py, mimo_v2.py and step3p5.py.
+    routes_ungrouped: whether a bias corrects the scores of experts that are in no groups, as of MiniMax-M2.
     num_extras: parameters beside matrices and the norm of the hidden state.
     """
 
@@ -25,6 +28,8 @@ class Experts(Block):
     latent_size: int = 0
     is_gated: bool = True
     has_shared_gate: bool = False
+    float32_router: bool = False
+    routes_ungrouped: bool = False
     num_extras: int = 0
 
     is_attention = False
@@ -39,7 +44,7 @@ class Experts(Block):
         inner, up = self.latent_size or hidden, 2 if self.is_gated else 1
         width, shared = self.intermediate_size // ranks, self.shared_size // ranks
         return (
-            Weights("router", "router", self.num_experts, hidden),
+            Weights("router", "float32_router" if self.float32_router else "router", self.num_experts, hidden),
             Weights("experts", "experts", up * width, inner, *counts),
             Weights("experts", "experts", inner, width, *counts),
             *([Weights("latent_down_proj", "latent_experts", inner, hidden)] if self.latent_size else ()),

@@ -13,7 +13,7 @@ from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
 from simulator.models.latent import Latent
-from simulator.models.weight_formats import NONE, Quantization
+from simulator.models.weight_formats import FLOAT32, NONE, Quantization
 
 _PLAIN = ("router", "lm_head")
 _Kind = TypeVar("_Kind", bound=Block)
@@ -69,7 +69,9 @@ class Model:
         return self.dtype if self.quantization.weight_bits is None else self.quantization.name
 
     def format_of(self, part: str) -> Quantization:
-        """The format of a part of the weights; routers and the LM head always have the model's dtype."""
+        """The format of a part of the weights; routers and the LM head always have the model's dtype, or float32."""
+        if part == "float32_router":
+            return FLOAT32
         is_plain = part in _PLAIN or (self.quantization.experts_only and part != "experts")
         return self.part_formats.get(part, NONE if is_plain else self.quantization)
 

@@ -159,7 +159,7 @@ class PoolsConfig(ApartConfig):
             server for its prompt.
     """
 
-    decode_router: RuleConfig = RuleConfig(rule="least_requests")
+    decode_router: RuleConfig = Field(default_factory=lambda: RuleConfig(rule="least_requests"))
 
 
 class DisaggregatedFleet(PoolsConfig):
@@ -171,8 +171,8 @@ class DisaggregatedFleet(PoolsConfig):
     """
 
     kind: Literal["disaggregated"] = "disaggregated"
-    prefill: PoolConfig = PoolConfig()
-    decode: PoolConfig = PoolConfig()
+    prefill: PoolConfig = Field(default_factory=PoolConfig)
+    decode: PoolConfig = Field(default_factory=PoolConfig)
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:

@@ -24,14 +24,15 @@ from simulator.profile.profile import ProfileError
 
 _ELEMENT_BYTES = 2
 _MIB = 1 << 20
-# By generation (10 times the compute capability, rounded down to tens) and number of GPUs.
-_FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}}
+# By 10 times the compute capability, or that rounded down to tens, and number of GPUs.
+_FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 2.0}}
 
 
 def fused_bytes(database: Database, ranks: int) -> float:
     """Bytes up to which an all-reduce does the norm behind it; 0 where vLLM does not fuse them."""
-    generation = int(database.rates["sm_version"]) // 10 * 10
-    return _MIB * _FUSED_MIB.get(generation, {}).get(ranks, 0.0)
+    capability = int(database.rates["sm_version"])
+    sizes = _FUSED_MIB.get(capability) or _FUSED_MIB.get(capability // 10 * 10, {})
+    return _MIB * sizes.get(ranks, 0.0)
 
 
 def all_reduce(database: Database, ranks: int, most_fused: float) -> tuple[MeasuredCurve, int]:
