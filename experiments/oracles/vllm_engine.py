@@ -145,7 +145,8 @@ def _drafts(number: int) -> SimpleNamespace | None:
     return SimpleNamespace(
         num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False,
         num_speculative_tokens_per_batch_size=None, use_eagle_block_drop=lambda: False,
-        needs_eagle_block_drop=lambda: False, use_dflash=lambda: False, use_dspark=lambda: False, max_num_new_slots_for_drafting=0,
+        needs_eagle_block_drop=lambda: False, use_dflash=lambda: False, use_dspark=lambda: False,
+        max_num_new_slots_for_drafting=0,
     )  # fmt: skip
 
 
