@@ -85,7 +85,7 @@ def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
     runs = data / "gpustack" / "runs.jsonl"
     for cost, share in (("profiled", every), ("roofline", every * _ROOFLINE_SHARE)):
         for page in ordinary_servers.pages(runs):
-            yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, page, share, cost)
+            yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, silicon, page, share, cost)
         for selected in selections:
             if cost == "profiled" or selected[0] == "vllm":
                 name = f"inferencex {cost} {' '.join(selected)}"
