@@ -85,7 +85,8 @@ def _classes(counted: pd.DataFrame, known: set[str]) -> Iterator[tuple[str, pd.D
     chosen = counted[_BY_KERNELS(counted)]
     model = chosen["model"].str.removesuffix("-nvfp4")
     device = chosen["device"].str.extract(r"^NVIDIA (RTX PRO 6000|\w+)")[0]
-    named = model + ", " + chosen["precision"].replace("none", "16 bits") + ", " + device
+    layout = chosen["kind"].str.endswith("expert-parallel").map({True: ", expert parallel", False: ""})
+    named = model + ", " + chosen["precision"].replace("none", "16 bits") + ", " + device + layout
     parts = {str(name): part for name, part in chosen.groupby(named)}
     few = [name for name, part in parts.items() if len(part) < _LEAST and name not in known]
     yield from sorted(

@@ -78,7 +78,7 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
         try:
-            if rows.rows.table["tensor_parallel_size"][place] > _MOST_GPUS:
+            if _num_gpus(rows.rows.table.iloc[place]) > _MOST_GPUS:
                 raise TwinServeError(f"more than {_MOST_GPUS} GPUs, which are no plain tensor parallelism")
             simulated = rows.simulate(only=[place])
         except TwinServeError as error:
@@ -102,10 +102,11 @@ def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tupl
     predicted["tpot"] = row.simulated_tpot_ms
     kind: RunClass = row.kind
     version, source = versions[row.id]
-    is_fitted = any((server.name, server.device, gpus) in _FITTED for gpus in (None, int(row.tensor_parallel_size)))
+    num_gpus = _num_gpus(row)
+    is_fitted = any((server.name, server.device, gpus) in _FITTED for gpus in (None, num_gpus))
     point = Point(
         id=row.id, source=source, link=_LINK, engine=engine, version=version or server.vllm_version, kind=kind,
-        num_gpus=int(row.tensor_parallel_size), clients=clients, prompt=(1 + server.length_ratio) / 2 * row.isl,
+        num_gpus=num_gpus, clients=clients, prompt=(1 + server.length_ratio) / 2 * row.isl,
         output=output, assumed=server.why, fitted=is_fitted and engine == "vLLM", excluded=row.excluded,
         measured={**measured, "throughput": loop_throughput(clients, output, measured["ttft"], measured["tpot"])},
         predicted={**predicted, "throughput": loop_throughput(clients, output, predicted["ttft"], predicted["tpot"])},
@@ -114,6 +115,10 @@ def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tupl
     if peer is None or kind.cost != "kernels":
         return point
     return replace(point, peer=peer, peer_name="aiconfigurator 0.12.0")
+
+
+def _num_gpus(row: Any) -> int:
+    return int(row.tensor_parallel_size * row.data_parallel_size)
 
 
 @cache

@@ -21,8 +21,8 @@ from harness.workload.rows.value_checks import as_floats
 
 _NUMBERS = ("isl", "osl", "batch_size", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms")
 _TEXTS = ("id", "backend", "backend_version", "model_path", "system", "precision", "mode")
-_OTHER_PARALLELISM = ("pp_size", "attention_dp_size", "moe_ep_size")
-_COUNTS = (*_NUMBERS, *_OTHER_PARALLELISM, "moe_tp_size")
+_PARALLELISM = ("pp_size", "attention_dp_size", "moe_ep_size", "moe_tp_size")
+_COUNTS = (*_NUMBERS, *_PARALLELISM)
 _LARGEST = 1e9
 
 
@@ -30,7 +30,8 @@ class Rows(NamedTuple):
     """Measurements of one model on one system.
 
     Attributes:
-        table: id, isl, osl (tokens), concurrency, tensor_parallel_size, ttft_ms, tpot_ms.
+        table: id, isl, osl (tokens), concurrency, tensor_parallel_size, ttft_ms, tpot_ms, data_parallel_size,
+            expert_parallel.
         left_out: number of selected rows that are not simulated, by reason.
     """
 
@@ -39,7 +40,11 @@ class Rows(NamedTuple):
 
 
 def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
-    """The rows whose columns have the values of `select`; those of an aggregated server that shares tensors only.
+    """The rows whose columns have the values of `select`; those of an aggregated server without stages whose GPUs share
+    all tensors, all but whole experts, or with vLLM nothing but experts (data-parallel ranks).
+
+    Rows of ranks name the GPUs twice, as tp_size and as attention_dp_size, and the clients of one rank: their TPOT is
+    that of rows without ranks, on as many GPUs, that have attention_dp_size times the clients.
 
     Raises:
         MeasuredRunError: the file cannot be read or has other columns, no row is selected, or rows of several models,
@@ -77,21 +82,26 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
     numbers = table[list(_NUMBERS)]
     is_sound = (numbers.gt(0) & numbers.lt(_LARGEST)).all(axis=1) & (numbers["osl"] > 1)
     is_alone = table["mode"] == "agg"
-    shares_tensors = pd.Series(True, table.index)
-    for name in _OTHER_PARALLELISM:
-        if name in table.columns:
-            shares_tensors &= ~(table[name] > 1)
-    if "moe_tp_size" in table.columns:  # experts on more GPUs than attention: replicas of attention
-        shares_tensors &= ~(table["moe_tp_size"] > numbers["tp_size"])
+    stages, ranks, experts, cuts = (
+        table[name].fillna(1) if name in table.columns else pd.Series(1.0, table.index) for name in _PARALLELISM
+    )
+    gpus, is_vllm = numbers["tp_size"], table["backend"] == "vllm"
+    # Experts on more GPUs than attention are replicas of attention.
+    shares_tensors = (ranks == 1) & (experts == 1) & (cuts <= gpus)
+    has_whole = is_vllm & (ranks == 1) & (experts == gpus) & (cuts == 1)
+    has_ranks = is_vllm & (ranks > 1) & (ranks == gpus) & (experts == gpus * ranks) & (cuts == 1)
+    is_known = (stages == 1) & (shares_tensors | has_whole | has_ranks)
     reasons = {
         "prefill and decode on different GPUs": ~is_alone,
         "not numbers above 0": is_alone & ~is_sound,
-        "pipeline, data or expert parallelism": is_sound & is_alone & ~shares_tensors,
+        "pipeline, data or expert parallelism": is_sound & is_alone & ~is_known,
     }
-    used = numbers[is_sound & is_alone & shares_tensors]
+    numbers = numbers.assign(batch_size=numbers["batch_size"] * ranks, tp_size=gpus / ranks)
+    numbers = numbers.assign(data_parallel_size=ranks, expert_parallel=experts > 1)
+    used = numbers[is_sound & is_alone & is_known]
     if used.empty:
         raise MeasuredRunError(f"{path}: none of the {len(table)} selected rows can be simulated")
-    whole = ("isl", "osl", "batch_size", "tp_size")
+    whole = ("isl", "osl", "batch_size", "tp_size", "data_parallel_size")
     rows = used.astype(dict.fromkeys(whole, np.int64)).rename(
         columns={
             "batch_size": "concurrency",
@@ -101,7 +111,7 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
         }
     )
     rows.insert(0, "id", table.loc[rows.index, "id"].astype(str))
-    order = ["isl", "osl", "tensor_parallel_size", "concurrency"]
+    order = ["isl", "osl", "data_parallel_size", "tensor_parallel_size", "concurrency"]
     left_out = {reason: int(rows_.sum()) for reason, rows_ in reasons.items() if rows_.any()}
     rows = rows.sort_values(order)
     is_repeated = rows.drop(columns="id").duplicated()  # the file has some rows under several names

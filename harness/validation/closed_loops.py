@@ -20,6 +20,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from engine.core.planning.policy_options import NoOptions
+from engine.core.routing.vllm_balancer import VllmBalancer
 from engine.documents import user_path
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import ValidationConfig
@@ -32,7 +34,7 @@ from harness.results.stored.files import ERRORS, VALIDATION, write_whole
 from harness.validation.contradictions import contradicted
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
-from simulator.fleet_system import FleetSystem
+from simulator.fleet_system import FleetSystem, ServerPool
 from simulator.models.experts import Experts
 from simulator.system import System
 
@@ -84,6 +86,8 @@ def system_of(config: RunConfig, row: Any) -> System:
         tokens = int(row.isl) + (int(row.isl) if beyond == "prompt" else beyond)
     update = {
         "tensor_parallel_size": int(row.tensor_parallel_size),
+        "data_parallel_size": int(row.data_parallel_size),
+        "expert_parallel": bool(row.expert_parallel),
         "max_num_seqs": seats,
         "max_num_batched_tokens": max(tokens, seats),
     }
@@ -104,7 +108,7 @@ def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) 
         shortest = max(1, round(client.length_ratio * length))
         columns[name] = rng.integers(shortest, length + 1, num_requests)
     trace = Trace(row.id, trace_table(columns), row.id)
-    engine = SimulatedEngine(FleetSystem.alone(system), trace, ClosedLoop(num_requests, concurrency))
+    engine = SimulatedEngine(_servers(system), trace, ClosedLoop(num_requests, concurrency))
     engine.run()
     requests = engine.record.tables(trace, engine.unfinished()).requests
     finished = requests[requests["status"] == "finished"]
@@ -118,6 +122,14 @@ def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) 
     }
 
 
+def _servers(system: System) -> FleetSystem:
+    """The server, or its data-parallel ranks behind vLLM's balancer."""
+    if system.data_parallel_size == 1:
+        return FleetSystem.alone(system)
+    pool = ServerPool("serve", system, system.data_parallel_size)
+    return FleetSystem((pool,), VllmBalancer(NoOptions()), VllmBalancer.READING_NS)
+
+
 def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:
     """`rows` with what was simulated, and the errors of TTFT and TPOT in percent."""
     table = rows.join(pd.DataFrame(simulated))
@@ -126,9 +138,13 @@ def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataF
     return table
 
 
+def _num_gpus(row: Any) -> int:
+    return int(row.tensor_parallel_size * row.data_parallel_size)
+
+
 def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     """Operations/s that the measured latencies imply, as a share of what large matrix products of the device reach."""
-    model, device = system.model, system.device
+    model, device = system.model.with_experts_on(1), system.device
     mean = (1 + length_ratio) / 2
     seconds = (row.ttft_ms + (mean * row.osl - 1) * row.tpot_ms) / 1e3
     requests_per_s = row.concurrency / seconds
@@ -140,7 +156,7 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     operations = requests_per_s * mean * (row.isl + row.osl) * 2 * weights
     arithmetic = model.quantization.arithmetic
     peak = device.flops.get(arithmetic or model.dtype, device.flops[model.dtype])
-    return float(operations / (row.tensor_parallel_size * peak * device.flops_efficiency))
+    return float(operations / (_num_gpus(row) * peak * device.flops_efficiency))
 
 
 def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
@@ -204,7 +220,7 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
             f"{row.ttft_ms:.0f}", f"{row.simulated_ttft_ms:.0f}", f"{row.ttft_error_pct:+.0f}%",
             f"{row.tpot_ms:.1f}", f"{row.simulated_tpot_ms:.1f}", f"{row.tpot_error_pct:+.0f}%",
         )  # fmt: skip
-        shape = (row.isl, row.osl, row.tensor_parallel_size, row.concurrency)
+        shape = (row.isl, row.osl, _num_gpus(row), row.concurrency)
         shown.add_row(*map(str, shape), *times)
     console.print(shown)
     for name in ("ttft", "tpot"):

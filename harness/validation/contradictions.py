@@ -26,6 +26,7 @@ def contradicted(table: pd.DataFrame) -> list[str]:
             (table["isl"] == row.isl)
             & (table["osl"] == row.osl)
             & (table["tensor_parallel_size"] == row.tensor_parallel_size)
+            & (table["expert_parallel"] == row.expert_parallel)
         )
         far_fewer = table["tpot_ms"][same & (table["concurrency"] <= row.concurrency / 4)]
         more = table["tpot_ms"][same & ~waiting & (table["concurrency"] > row.concurrency)]

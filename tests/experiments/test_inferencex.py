@@ -21,7 +21,7 @@ def table(**columns: list[float]) -> pd.DataFrame:
     rows = pd.DataFrame(columns)
     fixed = {
         "isl": 1024, "osl": 1024, "tensor_parallel_size": 2, "implied_share_of_flops": 0.5,
-        "implied_share_of_bandwidth": 0.5, "ttft_ms": 100.0,
+        "implied_share_of_bandwidth": 0.5, "ttft_ms": 100.0, "expert_parallel": False,
     }  # fmt: skip
     return rows.assign(**{name: value for name, value in fixed.items() if name not in columns})
 

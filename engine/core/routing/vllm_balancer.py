@@ -18,6 +18,8 @@ _WAITING = 4
 class VllmBalancer(BaseRouter):
     """Of several with the lowest score, the first."""
 
+    READING_NS = 100_000_000
+
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self._told: list[tuple[int, int]] = []

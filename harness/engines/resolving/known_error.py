@@ -81,7 +81,7 @@ def run_class(system: System, load: str) -> RunClass:
 
 def model_kind(model: Model) -> str:
     """Such as `dense`, or `latent-attention expert`: what a model's errors have in common with those of others."""
-    mlp = "expert" if model.first(Experts) else "dense"
+    mlp = "dense" if not model.first(Experts) else "expert" if model.num_expert_ranks == 1 else "expert-parallel"
     attention = "latent-attention " if model.first(Latent) else "linear-attention " if model.first(LinearState) else ""
     return attention + mlp
 

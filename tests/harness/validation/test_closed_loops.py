@@ -32,7 +32,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None:
     path = written(
-        tmp_path, {}, {"moe_ep_size": 2}, {"attention_dp_size": 2}, {"pp_size": 2}, {"moe_tp_size": 4},
+        tmp_path, {}, {"moe_ep_size": 4}, {"attention_dp_size": 2}, {"pp_size": 2}, {"moe_tp_size": 4},
         {"mode": "disagg"}, {"isl": 0}, {"isl": 10**400},
     )  # fmt: skip
     rows = read_rows(path, {"backend": "vllm"})
@@ -42,6 +42,30 @@ def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None
         "prefill and decode on different GPUs": 1,
         "pipeline, data or expert parallelism": 4,
     }
+
+
+def test_gpus_that_share_out_experts_alone_and_as_ranks_with_clients_of_their_own(tmp_path: Path) -> None:
+    shared, ranks = {"moe_ep_size": 2}, {"moe_ep_size": 4, "attention_dp_size": 2, "backend_version": "x"}
+    rows = read_rows(written(tmp_path, {}, shared, ranks), {}).table.set_index("id")
+    columns = ["tensor_parallel_size", "data_parallel_size", "expert_parallel", "concurrency"]
+    found = {str(name): tuple(row) for name, row in rows[columns].iterrows()}
+    assert found == {"0": (2, 1, False, 4), "1": (2, 1, True, 4), "2": (1, 2, True, 8)}
+    other = read_rows(
+        written(tmp_path, {"backend": "sglang"}, *({**each, "backend": "sglang"} for each in (shared, ranks))), {}
+    )
+    assert other.table["id"].tolist() == ["0"]
+
+
+def test_rows_of_ranks_are_simulated_as_ranks(tmp_path: Path) -> None:
+    settings = ("model=qwen3-30b-a3b", "device=h100-80gb", "scheduler=vllm", "cost=roofline", "plots=false")
+    config = parse(composed(*settings))
+    path = written(tmp_path, {"moe_ep_size": 4, "attention_dp_size": 2, "batch_size": 2})
+    row = next(read_rows(path, {}).table.itertuples(index=False))
+    system = system_of(config, row)
+    assert (system.data_parallel_size, system.model.num_expert_ranks, system.tensor_parallel_size) == (2, 2, 1)
+    alone = system_of(config, row._replace(data_parallel_size=1, expert_parallel=False))
+    ranks, single = (simulate_row(each, row, config.validation, 0)["simulated_tpot_ms"] for each in (system, alone))
+    assert 0.4 * single < ranks < single  # half of the experts are read, and half of the clients are on each rank
 
 
 def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
