@@ -195,6 +195,13 @@ def _handed_over(result: RunResult, requests: pd.DataFrame) -> dict[str, Any]:
     return {"handed_over": len(apart), **{f"mean_{name}_ms": 1e3 * float(s.mean()) for name, s in times.items()}}
 
 
+def _server_of(requests: pd.DataFrame, role: str) -> pd.Series:
+    """The server of each request that has this role, -1 without one; no request may have got as far as a second one."""
+    if role == "prefill" and "prefill_server" not in requests:
+        return pd.Series(-1, requests.index)
+    return requests["prefill_server" if role == "prefill" else "server"]
+
+
 _OF_A_SERVER = (
     "completed", "output_throughput", "prefix_cache_hit_rate", "preemptions", "num_steps", "mean_kv_cache_usage",
     "max_kv_cache_usage", "mean_running", "mean_waiting", "max_waiting",
@@ -212,7 +219,7 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
     roles = {number: pool["role"] for pool in result.pools for number in pool["servers"]}
     for number in range(result.num_servers):
         role = roles.get(number, "serve")
-        own = requests[requests["prefill_server" if role == "prefill" else "server"] == number]
+        own = requests[_server_of(requests, role) == number]
         is_idle = number not in busy and own.empty
         if is_idle and role in idle:
             found.append({**idle[role], "server": number})
