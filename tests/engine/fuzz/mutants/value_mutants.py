@@ -24,6 +24,8 @@ VALUE_MUTANTS = [
            "return self._urgency(sequence), -sequence.request.order", _PRIORITY),
     Mutant("somebody enters beside prompts that lack blocks", "policies/prefill_first.py",
            "        if not draft.is_starved:\n", "        if True:\n", _PREFILL_FIRST),
+    Mutant("somebody enters a batch beside prompts that lack blocks", "policies/static.py",
+           "        if not draft.is_starved:\n", "        if True:\n", _STATIC),
     Mutant("a holder gives up all that it keeps", "running/giving_way.py",
            "give_up(self._blocks, holder, num_free - self.num_free_blocks)",
            "give_up(self._blocks, holder, len(holder.block_table))"),
