@@ -198,6 +198,13 @@ def _handed_over(result: RunResult, requests: pd.DataFrame) -> dict[str, Any]:
     return {"handed_over": len(apart), **{f"mean_{name}_ms": 1e3 * float(s.mean()) for name, s in times.items()}}
 
 
+def _server_of(requests: pd.DataFrame, role: str) -> pd.Series:
+    """The server of each request that has this role, -1 without one; no request may have got as far as a second one."""
+    if role == "prefill" and "prefill_server" not in requests:
+        return pd.Series(-1, requests.index)
+    return requests["prefill_server" if role == "prefill" else "server"]
+
+
 _OF_A_SERVER = (
     "completed", "output_throughput", "prefix_cache_hit_rate", "preemptions", "num_steps", "mean_kv_cache_usage",
     "max_kv_cache_usage", "mean_running", "mean_waiting", "max_waiting",
@@ -207,13 +214,19 @@ _OF_A_SERVER = (
 def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duration: float) -> list[dict[str, Any]]:
     """Of each server its share of the `requests` that count, and the metrics that it would have alone.
 
-    The requests of a server that computes prompts are those of the prompts.
+    The requests of a server that computes prompts are those of the prompts. Servers that never had anything to do are
+    alike, and there may be hundreds.
     """
-    found = []
+    found: list[dict[str, Any]] = []
+    busy, idle = set(result.steps["server"].tolist()), dict[str, dict[str, Any]]()
     roles = {number: pool["role"] for pool in result.pools for number in pool["servers"]}
     for number in range(result.num_servers):
         role = roles.get(number, "serve")
-        own = requests[requests["prefill_server" if role == "prefill" else "server"] == number]
+        own = requests[_server_of(requests, role) == number]
+        is_idle = number not in busy and own.empty
+        if is_idle and role in idle:
+            found.append({**idle[role], "server": number})
+            continue
         finished = own[(own["status"] == "finished").to_numpy()]
         ttft = floats(finished, "ttft")
         alone = result.of_servers([number])
@@ -227,6 +240,8 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
         if role == "prefill":
             shown["output_throughput"] = math.nan  # its requests' tokens come from others
         found.append({"server": number, "role": role, "num_requests": len(own), "median_ttft_ms": median_ms, **shown})
+        if is_idle:
+            idle[role] = found[-1]
     return found
 
 

@@ -58,7 +58,8 @@ class TenantQueue(WaitingQueue):
         for tenant in self._newcomers:
             least = min(self.served.get(other, 0) for other in others)
             self.served[tenant] = max(self.served[tenant], least)
-            others = [*others, tenant] if others[0] in self.heaps else [tenant]
+            if others[0] not in self.heaps:
+                others = [tenant]
         self._newcomers.clear()
         self._choose()
 

@@ -56,6 +56,10 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     asks = workload.num_lanes == 1 and (admitted or not had_early_release(scheduler))  # a full lane does not
     if isinstance(queue, TenantQueue) and head is not None and asks:
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
+    if workload.options.policy == "priority":
+        gone = [queue_key(workload, scheduler, sequence) for sequence in preempted.difference(admitted)]
+        last = max((queue_key(workload, scheduler, sequence) for sequence in admitted), default=None)
+        assert last is None or not gone or last < min(gone), "a more urgent one gives way"
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
         ending = scheduler._planners[0].running.ending
@@ -115,6 +119,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
     num_due = scheduler.blocks.blocks_for(workload.tokens_per_decode)  # at most, of each of them
     num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - num_due for s in after)
+    kept = [s for s in scheduler.waiting.holders if queue_key(workload, scheduler, s) > rank]
+    num_blocks += sum(len(s.block_table) for s in kept)
     needed = scheduler.blocks.blocks_for(head.num_tokens) + reserve_of(workload)
     assert num_seats > workload.max_num_seqs or needed > num_blocks, "a less urgent one keeps its place"
 

@@ -39,8 +39,8 @@ class ShadowExecutor:
         self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
-        if workload.options.policy not in APART:  # there somebody is swapped in before decodes are looked at
-            self.scheduler._policy.compose = watched(self.scheduler._policy.compose)  # type: ignore[method-assign, assignment]
+        for planner in self.scheduler._planners:
+            planner.admit = watched(planner.admit)  # type: ignore[method-assign]
         self.last_token: dict[Sequence, int] = {}  # when it came
         self.shares = Shares(workload.options, self.scheduler.waiting) if workload.options.policy == "fair" else None
         for i, case in enumerate(workload.cases):

@@ -1,4 +1,5 @@
-"""That a plan wastes nothing: blocks are given up in order, nothing is copied twice, and no token is left over."""
+"""That a plan wastes nothing: blocks are given up in order and no more than needed, nothing is copied twice, and no
+token is left over."""
 
 from __future__ import annotations
 
@@ -6,19 +7,17 @@ from collections.abc import Callable
 
 from engine.core.kv.tier import DEVICE, HOST
 from engine.core.plan import StepDraft, StepPlan
-from engine.core.planning.step_planner import StepPlanner
+from engine.core.planning.step_planner import Cut
 from engine.core.scheduler import Scheduler
 from tests.engine.fuzz.workload import Workload
 
-Compose = Callable[[StepPlanner, StepDraft], None]
 
+def watched(admit: Callable[..., None]) -> Callable[..., None]:
+    """A planner's `admit` that proves that nobody had to give way before in the step."""
 
-def watched(compose: Compose) -> Compose:
-    """A policy's `compose` that proves what it makes of a step."""
-
-    def checked(planner: StepPlanner, draft: StepDraft) -> None:
-        compose(planner, draft)
-        assert not (draft.is_starved and draft.admitted), "somebody enters a step in which others had to give way"
+    def checked(draft: StepDraft, budget: int, *, cut: Cut) -> None:
+        assert not draft.is_starved, "somebody enters a step in which others had to give way"
+        admit(draft, budget, cut=cut)
 
     return checked
 
@@ -46,6 +45,7 @@ class Thrift:
         self._scheduler = scheduler
         self._holders = {s: (place, len(s.block_table)) for s, place in scheduler.waiting.holders.items()}
         self._padding = [[*lane.padding] for lane in scheduler._lanes]
+        self._is_idle = not scheduler.num_running
 
     def check(self, workload: Workload, plan: StepPlan | None) -> None:
         """Prove it of the plan that was made since."""
@@ -54,6 +54,7 @@ class Thrift:
             for lane, before in zip(self._scheduler._lanes, self._padding, strict=True):
                 assert [*lane.padding] == before[: len(lane.padding)], "an older row of padding goes before a newer one"
         if plan is not None:
+            self._check_excess(workload, plan)
             self._check_stores(plan)
             self._check_tokens(workload, plan)
 
@@ -64,6 +65,26 @@ class Thrift:
         gave_up = [place for place, sequence, count in held if len(sequence.block_table) < count]
         kept = [place for place, sequence, _ in held if sequence.block_table]
         assert not gave_up or not kept or max(kept) <= min(gave_up), "an earlier one gives up blocks before a later one"
+
+    def _check_excess(self, workload: Workload, plan: StepPlan) -> None:
+        """Those in the queue that keep blocks give up none that nobody needs, and none for their own admission."""
+        blocks, size = self._scheduler.blocks, workload.block_size
+        if self._is_idle or workload.options.policy == "priority":
+            for chunk in plan.prefills:
+                kept = self._holders[chunk.sequence][1] if chunk.sequence in self._holders else 0
+                assert chunk.start >= min(kept * size, chunk.sequence.num_tokens - 1), "it gave up blocks for itself"
+        gave_up = [s for s, (_, n) in self._holders.items() if s not in plan.admitted and len(s.block_table) < n]
+        if not gave_up or plan.preempted or any(self._padding) or workload.num_lanes > 1 or self._scheduler.plans_ahead:
+            return  # others gave blocks back, too
+        if not plan.admitted:
+            assert not blocks.num_free_blocks, "more is given up than a step needs"
+        for head in plan.admitted:
+            num_kept = self._holders[head][1] if head in self._holders else 0
+            num_own = sum(not blocks.pool.is_shared(block) for block in head.block_table)
+            if not self._is_idle:
+                assert workload.options.policy == "priority" or num_own <= num_kept, "others give up for the queue"
+            elif len(plan.admitted) == 1 and not plan.transfers:
+                assert blocks.num_free_blocks + num_own <= blocks.blocks_for(head.num_tokens), "more than it needs"
 
     def _check_stores(self, plan: StepPlan) -> None:
         """What goes to the host is lost on the device."""

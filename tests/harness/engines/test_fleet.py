@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from harness.errors import ConfigError
+from harness.results import metrics
+from harness.results.engine_metrics import engine_metrics
 from harness.results.servers import levels, step_integral
+from harness.results.tables import RunResult
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
 from tests.harness.builders import config
@@ -45,6 +48,20 @@ def test_servers_are_told_of_the_requests_that_count() -> None:
     assert summary["num_excluded"] > 0
     assert sum(server["num_requests"] for server in summary["servers"]) == summary["num_prompts"]
     assert sum(server["completed"] for server in summary["servers"]) == summary["completed"]
+
+
+def test_servers_with_nothing_to_do_are_summed_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    summed: list[int] = []
+
+    def counted(result: RunResult, *span: float) -> dict[str, float]:
+        summed.append(len(result.steps))
+        return engine_metrics(result, *span)
+
+    monkeypatch.setattr(metrics, "engine_metrics", counted)
+    servers = served("replicas=300", "trace.num_requests=5").summary["servers"]
+    assert [server["server"] for server in servers] == list(range(300))
+    assert len(summed) <= 1 + 5 + 1, "all, those with requests, and one of the others"
+    assert sum(server["completed"] for server in servers) == 5 and servers[-1]["mean_running"] == 0
 
 
 def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:

@@ -59,6 +59,12 @@ def test_a_pool_is_as_the_run_but_for_its_own_keys() -> None:
     assert whole.num_gpus == 2 * 1 + 3 * 2 and whole.num_servers == 5
 
 
+def test_a_fleet_whose_requests_are_all_rejected_has_no_prompt_on_any_server() -> None:
+    lengths = ("trace=synthetic", "trace/lengths@trace.prompt=constant", "trace.prompt.value=500")
+    servers = served(*lengths, "kv_cache_memory_bytes=6000000", "trace.num_requests=5").summary["servers"]
+    assert [server["num_requests"] for server in servers[:2]] == [0, 0]
+
+
 def test_a_fleet_of_different_gpus_has_the_pools_of_each() -> None:
     pools = "fleet.pools=[{replicas:1,device:l40s},{replicas:2,device:h200}]"
     result = run("fleet=custom", pools, "router=least_requests", "trace.num_requests=60", "arrival.rate=20")
