@@ -21,6 +21,7 @@ from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Sizes, read
 from harness.config.huggingface_blocks import READERS, num_layers_of, read_blocks
 from harness.config.huggingface_families import FAMILIES, Family
 from harness.config.huggingface_keys import TOWERS, other_keys
+from harness.config.huggingface_towers import tower_parameters
 from harness.config.huggingface_weights import PARTS, kv_cache_dtype_of, read_quantization, weights_description
 from harness.errors import ConfigError
 
@@ -84,6 +85,7 @@ def _read_model(path: Path, replaced: Mapping[str, Any], *, with_weights: bool) 
     if with_weights:
         model["quantization"], model["part_formats"] = read_quantization(weights, _num_parts(model))
     model["kv_cache_dtype"], odd = kv_cache_dtype_of(weights)
+    model["tower_parameters"] = tower_parameters(data)
     others = other_keys(text_half(data), _rope_of(Fields(text_half(data), _CONFIG)).data, weights.data)
     model["ignored_keys"] = (*(key for key in TOWERS if data.get(key)), *others, *odd)
     return {"name": _name(path, data), **model}

@@ -100,10 +100,15 @@ def is_harmless(key: str) -> bool:
     return key in _HARMLESS
 
 
-def ignored_notes(keys: Iterable[str]) -> list[str]:
-    """Notes on these keys: one on a tower, and one on all others."""
+def ignored_notes(keys: Iterable[str], *, has_tower: bool = False) -> list[str]:
+    """Notes on these keys: one on a tower, and one on all others; `has_tower`: the one for images takes memory."""
     towers, names = [key for key in keys if key in TOWERS], [key for key in keys if key not in TOWERS]
-    notes = [f"the text half of the model is simulated: the weights and inputs of {key} are left out" for key in towers]
+    notes = [
+        "the text half of the model is simulated: "
+        + ("inputs" if has_tower and key == "vision_config" else "the weights and inputs")
+        + f" of {key} are left out"
+        for key in towers
+    ]
     if not names:
         return notes
     more = f" and {len(names) - _ENTRIES} more" if len(names) > _ENTRIES else ""

@@ -11,8 +11,8 @@ on B200). The scripts are those of the days on which the rows were measured:
     gpt-oss    27 March 2026, commit cec542a9a: benchmarks/single_node/gptoss_fp4_h100.sh and _h200.sh, vLLM 0.18.0
                25 February 2026, commit d2c2acb19: gptoss_fp4_b200.sh, vLLM 0.15.1
     MiniMax    March and April 2026: minimaxm2.5_fp8_h200.sh (commit a36346339), _b200.sh (f342df18e, bddbf4031),
-               fp4_b200.sh, and those of B300 (340d7854c, 22d0f12f7). Of 0.17 the script asks for expert parallelism,
-               whatever the rows say (`[ "$EP_SIZE" -ge 1 ]`)
+               fp4_b200.sh, and those of B300 (340d7854c, 22d0f12f7). Those of 0.17 and, on H200, 0.18 ask for expert
+               parallelism, whatever the rows say (`[ "$EP_SIZE" -ge 1 ]`)
     Kimi       commit 13962fcfa: kimik2.5_int4_h200.sh, int4_b200.sh, fp4_b200.sh and fp4_b300.sh
 
 Where a script and the measured times disagree, `why` says so. Llama ran with a whole decode step in one CUDA graph and
@@ -115,7 +115,8 @@ _SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too, and asynchron
 _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
 _NIGHTLY = "nightly-5b8c30d62b754b57"  # of 25 March 2026, a week before 0.19.0
-_HOPPER = "script: 0.95 of the memory, defaults of vLLM; from 0.18 on with expert parallelism, which is not simulated"
+_HOPPER = "script: 0.95 of the memory, defaults of vLLM"
+_SHARED_OUT = "the script asks for expert parallelism, which is not simulated"
 _BLACKWELL = "script: fp8 KV cache, two prompts a step, graphs up to 2,048 tokens"
 _TWO_PROMPTS: dict[str, Any] = {"kv_cache_dtype": "fp8", "tokens_beyond_prompt": "prompt", "max_graph_tokens": 2048}
 _NVIDIA = "likely aiconfigurator's generator and client"
@@ -165,14 +166,14 @@ SERVERS = (
     *(
         PublicServer(
             "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "h200", "minimax-m2.5", "fp8_block", version, _HOPPER,
-            row_version=version, gpu_memory_utilization=0.95,
+            row_version=version, gpu_memory_utilization=0.95, excluded=excluded,
         )
-        for version in ("0.16.0", "0.18.0")
+        for version, excluded in (("0.16.0", ""), ("0.18.0", _SHARED_OUT))
     ),
     PublicServer(
         "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0",
         "script: 0.95 of the memory, Triton's experts", row_version="0.17.0", gpu_memory_utilization=0.95,
-        excluded="the script asks for expert parallelism, which is not simulated",
+        excluded=_SHARED_OUT,
     ),
     *(
         PublicServer(

@@ -260,7 +260,7 @@ def collect(
         "bad_rows": trace.bad_rows,
         "notes": [
             *trace.notes,
-            *ignored_notes(config.model.ignored_keys),
+            *ignored_notes(config.model.ignored_keys, has_tower=config.model.tower_parameters > 0),
             *_pool_notes(config, smallest),
             *engine.notes(),
         ],

@@ -51,6 +51,7 @@ def decoder(
     quantization: Quantization = NONE,
     part_formats: Mapping[str, Quantization] | None = None,
     blocks: tuple[Counted, ...] = (),
+    tower_parameters: int = 0,
 ) -> Model:
     """The model with these sizes, as `harness.config.ModelConfig` explains them."""
 
@@ -69,5 +70,5 @@ def decoder(
     return Model(
         name, num_layers, hidden_size, vocab_size, tie_word_embeddings, max_position_embeddings, dtype, dtype_bytes,
         tuple(each for each in blocks if each.number), learned_positions, kv_dtype, quantization,
-        part_formats or {},
+        part_formats or {}, tower_parameters,
     )  # fmt: skip

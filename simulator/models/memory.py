@@ -168,7 +168,7 @@ def size_kv_pool(
         DeviceTooSmallError: not even one block fits.
     """
     usable = int(device.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel_size) + (drafter.weight_bytes(tensor_parallel_size) if drafter else 0)
+    weights = _weights_held(model, drafter, tensor_parallel_size)
     if memory_account == EARLY:
         activations = early_activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         outside = 0
@@ -204,6 +204,12 @@ def size_kv_pool(
     )
 
 
+def _weights_held(model: Model, drafter: Model | None, ranks: int) -> int:
+    """Bytes of a rank's weights: of the model, its tower, which vLLM shares out as well, and a drafter."""
+    tower = model.tower_parameters * model.dtype_bytes // ranks
+    return tower + sum(each.weight_bytes(ranks) for each in (model, drafter) if each)
+
+
 def _held_by_sglang(device: Device, tensor_parallel_size: int) -> int:
     has_nvlink = tensor_parallel_size > 1 and device.link_bandwidth >= _NVLINK_BANDWIDTH
     return _SGLANG_CONTEXT_BYTES + (_SGLANG_NVLINK_BYTES if has_nvlink else 0)
@@ -230,7 +236,7 @@ def fill_kv_pool(
         kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs,
         shares_states=shares_states,
     )  # fmt: skip
-    weights = sum(each.weight_bytes(tensor_parallel_size) for each in (model, drafter) if each)
+    weights = _weights_held(model, drafter, tensor_parallel_size)
     if found.num_blocks < 1 + found.state_blocks:
         raise DeviceTooSmallError(f"{kv_bytes:,} bytes hold no KV block of {found.block_bytes:,} bytes")
     if weights + kv_bytes > device.memory_bytes:

@@ -32,6 +32,7 @@ class Model:
 
     Weights and activations take `dtype_bytes` per element, the KV cache as `kv_dtype` says; `dtype` names the
     arithmetic ("bf16" or "fp32"). `learned_positions` is the length of a table of position embeddings, 0 without one.
+    `tower_parameters` are those of a tower for images, which ranks share and steps of text do not use.
     `quantization` is the format of the weights of attention's projections and of the MLPs, but for `part_formats`. The
     models of `conf/model` leave out biases, which are below 0.1 % of their weights.
     """
@@ -49,6 +50,7 @@ class Model:
     kv_dtype: KVDtype = "auto"
     quantization: Quantization = NONE
     part_formats: Mapping[str, Quantization] = field(default_factory=dict, hash=False)
+    tower_parameters: int = 0
 
     def of_kind(self, kind: type[_Kind]) -> Iterator[tuple[int, _Kind]]:
         """The counted blocks of a kind."""

@@ -86,6 +86,7 @@ class ModelConfig(ConfigModel):
             attention, attention_output, linear_attention, indexer, mlp, experts, shared_experts, latent_experts.
         blocks: attention and MLPs of all layers, where they are not alike: a list of {number, kind, sizes}, with the
             kinds and sizes of simulator/models; a real engine runs them with engine.weights only.
+        tower_parameters: of a tower for images beside the model, which takes memory; 0 where the server leaves it out.
         ignored_keys: keys of the file of model.config that are not understood.
     """
 
@@ -112,6 +113,7 @@ class ModelConfig(ConfigModel):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     part_formats: dict[Part, WeightFormat] = {}
     blocks: Annotated[tuple[BlockConfig, ...], Field(strict=False)] = ()
+    tower_parameters: Annotated[int, Field(ge=0, le=_MOST)] = 0
     ignored_keys: Annotated[tuple[Text, ...], Field(strict=False)] = ()
 
     @property

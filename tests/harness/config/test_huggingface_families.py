@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from harness.config import ModelConfig  # noqa: E402
 from harness.config.huggingface_keys import ignored_notes  # noqa: E402
 from harness.engines.resolving.shapes import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
+from simulator.models.hardware import Device  # noqa: E402
+from simulator.models.memory import size_kv_pool  # noqa: E402
 from simulator.models.model import Model  # noqa: E402
 from tests.harness.config.builders import read, write  # noqa: E402
 from tests.simulator.builders import num_float32  # noqa: E402
@@ -26,19 +29,22 @@ FOLDER = Path(__file__).parent / "checkpoints"
 FLOAT32_ROUTERS = {  # layers, experts, width
     "minimax-m2.5": 62 * 256 * 3072, "glm-4.5": 89 * 160 * 5120, "mimo-v2-flash": 47 * 256 * 4096,
 }  # fmt: skip
+OTHER_TOWERS = ("glm-5.3-flash", "muse-glimmer-30b")  # of no known kind
 CHECKPOINTS = sorted(FOLDER.glob("*.json"))
 _TOWER = ("visual.", "vision_", "multi_modal_projector.", "mm_projector.", "embed_vision", "embed_audio", "audio_tower")
 
 
-def num_parameters(data: dict[str, Any]) -> int:
-    """Parameters of the model of text, as transformers builds it, with the corrections of an expert's score."""
+def num_parameters(data: dict[str, Any], *, of_tower: bool = False) -> int:
+    """Parameters of the model of text, as transformers builds it, with the corrections of an expert's score; or of its
+    tower."""
     config = CONFIG_MAPPING[data["model_type"]].from_dict(data)
     kind = transformers.AutoModelForImageTextToText if "text_config" in data else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config)
     sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
     sizes |= {name: tensor.numel() for name, tensor in model.named_buffers() if "e_score_correction" in name}
-    return sum(size for name, size in sizes.items() if not any(part in name for part in _TOWER))
+    in_tower = {name for name in sizes if any(part in name for part in _TOWER)}
+    return sum(size for name, size in sizes.items() if (name in in_tower) == of_tower)
 
 
 def shape(path: Path) -> Model:
@@ -53,6 +59,8 @@ def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
     model = shape(path)
     assert model.weight_bytes() == 2 * (num_parameters(data) + num_float32(model))
     assert num_float32(model) == FLOAT32_ROUTERS.get(path.stem, 0)
+    if path.stem not in OTHER_TOWERS:  # norms and biases are left out
+        assert model.tower_parameters == pytest.approx(num_parameters(data, of_tower=True), rel=3e-3)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +121,30 @@ def test_only_a_tower_is_left_out_and_the_run_says_so(path: Path) -> None:
     model = read(path)
     has_tower = "vision_config" in json.loads(path.read_text())
     assert model["ignored_keys"] == (("vision_config",) if has_tower else ())
-    notes = ignored_notes(model["ignored_keys"])
-    assert notes == (
-        ["the text half of the model is simulated: the weights and inputs of vision_config are left out"] * has_tower
-    )
+    notes = ignored_notes(model["ignored_keys"], has_tower=model["tower_parameters"] > 0)
+    left_out = "the weights and inputs" if path.stem in OTHER_TOWERS else "inputs"
+    assert notes == [f"the text half of the model is simulated: {left_out} of vision_config are left out"] * has_tower
+
+
+def test_ranks_share_a_tower_in_memory_only() -> None:
+    with_tower = shape(FOLDER / "qwen3.5-27b.json")
+    without = replace(with_tower, tower_parameters=0)
+    assert with_tower.weight_bytes(2) == without.weight_bytes(2) and with_tower.tower_parameters > 4e8
+    held = [
+        size_kv_pool(
+            model, Device("H200", 141 << 30, 4.8e12, {"bf16": 1e15}, 0.8, 0.7, 450e9, 1e-5, 1e-3), block_size=16,
+            tensor_parallel_size=2, gpu_memory_utilization=0.9, max_num_batched_tokens=8192, max_num_seqs=64,
+            shares_states=True,
+        ).weight_bytes
+        for model in (with_tower, without)
+    ]  # fmt: skip
+    assert held[0] - held[1] == with_tower.tower_parameters
+
+
+def test_a_tower_with_sizes_that_are_not_stated_is_left_out(tmp_path: Path) -> None:
+    data = json.loads((FOLDER / "qwen3.5-27b.json").read_text())
+    del data["vision_config"]["depth"]
+    assert read(write(tmp_path, data))["tower_parameters"] == 0
 
 
 def test_positions_that_are_scaled_already_stay(tmp_path: Path) -> None:

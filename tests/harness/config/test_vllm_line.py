@@ -54,16 +54,20 @@ def test_a_file_of_config_that_cannot_be_used_is_one_line(tmp_path: Path, conten
     assert "\n" not in str(error.value)
 
 
+def test_a_server_of_text_alone_loads_no_tower() -> None:
+    line = "vllm serve Qwen/Qwen3.5-27B --max-model-len 8192"
+    both = [parse(composed(*overrides(each), "device=h200")).model for each in (line, f"{line} --language-model-only")]
+    assert [model.tower_parameters for model in both] == [460_320_768, 0]
+
+
 def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> None:
     run_it = "docker run --gpus all -e VLLM_MXFP4_USE_MARLIN=1 --env A=1 vllm/vllm-openai:v0.15.1-cu130 --model {}"
     translation = translate(f"{run_it.format('openai/gpt-oss-120b')} --max-cudagraph-capture-size 2048 -tp 2")
     found = parse(composed(*translation.overrides, "device=h200"))
     assert isinstance(found.engine, SimEngine) and isinstance(found.cost, ProfiledCost)
     assert found.engine.vllm_version == "0.15.1" and found.engine.max_graph_tokens == 2048
-    assert (
-        found.cost.profile == "auto+separate_norms+cutlass_fp4+routing_kernels+marlin"
-        and found.tensor_parallel_size == 2
-    )
+    assert found.cost.profile == "auto+separate_norms+cutlass_fp4+routing_kernels+marlin"
+    assert found.tensor_parallel_size == 2
     assert [note for note in translation.notes if note.startswith("A=1")]
     assert not [note for note in translation.notes if "MARLIN" in note]
     static = parse(composed(*overrides("vllm serve meta-llama/Llama-3.1-70B --quantization modelopt -tp 2")))

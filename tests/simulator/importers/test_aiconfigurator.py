@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from engine.core.work import ChunkWork, StepWork
 from simulator.costs.profiled import ProfiledCost
 from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.aiconfigurator.database import Database
+from simulator.importers.aiconfigurator.experts import DISTRIBUTION
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED
+from simulator.models.experts import Experts
+from simulator.models.grouped_query import GroupedQuery
+from simulator.models.model import Counted
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile import archive
 from simulator.profile.checks import differences, kv_dtype_of
@@ -209,3 +214,27 @@ def test_what_the_database_lacks_is_refused_by_name(
 def test_no_database_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="no folder systems/data"):
         compiled(tmp_path)
+
+
+def test_a_float32_router_and_norms_over_all_heads_are_in_the_profile(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "systems")
+    reduced = pd.DataFrame({"message_size": [128, 1 << 20], "num_gpus": 2, "backend": "vllm_graph", "us": [5.0, 50.0]})
+    write(tmp_path / "systems", "made_up", "comm", "vllm", "0.19.0", "custom_allreduce_perf", reduced)
+    sizes = {"hidden_size": MODEL.hidden_size, "inter_size": 512, "topk": 2, "num_experts": 16}
+    timed = pd.DataFrame({"num_tokens": [1, 4096], "us": [10.0, 90.0]}).assign(
+        moe_dtype="bfloat16", moe_tp_size=2, moe_ep_size=1, distribution=DISTRIBUTION, **sizes
+    )
+    write(tmp_path / "systems", "made_up", "moe", "vllm", "0.19.0", "moe_perf", timed)
+    heads = MODEL.first(GroupedQuery)
+    assert heads is not None
+    attention = replace(heads, num_heads=2 * heads.num_heads, num_kv_heads=2 * heads.num_kv_heads)
+    profiles = []
+    for is_own in (False, True):
+        blocks = (replace(attention, norm_spans_heads=is_own), Experts(16, 2, 512, float32_router=is_own))
+        model = replace(MODEL, blocks=tuple(Counted(2, block) for block in blocks))
+        profiles.append(compile_profile(Path(f"{tmp_path}:made_up"), model, 2, 64, H100))
+    plain, own = ({name: rows for name, rows in each.tables["tokens"].groupby("operator")} for each in profiles)
+    assert set(own) - set(plain) == {"qk_all_reduce"} and profiles[1].meta.calls["qk_all_reduce"] == 2
+    assert own["qk_all_reduce"]["time_us"].iloc[0] == 5.0
+    cast_us = 1.0 + 6 * MODEL.hidden_size / 0.5e6
+    assert own["router"]["time_us"].iloc[0] == pytest.approx(plain["router"]["time_us"].iloc[0] + cast_us)

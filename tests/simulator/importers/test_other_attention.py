@@ -22,10 +22,17 @@ BATCHES, LENGTHS = (1, 8, 64), (1, 256, 4096, 32768)
 class Tables:
     """Times of each table as a formula of batch and length, in us."""
 
-    system, version = "made_up", "1.0"
+    version = "1.0"
 
-    def __init__(self) -> None:
+    def __init__(self, system: str = "made_up") -> None:
+        self.system = system
+        self.versions: dict[str, str] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def of_system(self, system: str) -> Tables:
+        assert system == "b200_sxm"
+        self.other = Tables(system)
+        return self.other
 
     def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
         self.asked.append((table, where))
@@ -74,6 +81,15 @@ def test_latent_attention_is_timed_as_a_whole_for_the_heads_of_a_rank(name: str,
     assert where["gemm_type"] == ("bfloat16" if name == "glm-5" else "fp8_block")
     assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096)
     assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx(100 + 4096**2 * 1e-6)
+
+
+@pytest.mark.parametrize(("name", "system"), [("deepseek-v3", "b200_sxm"), ("deepseek-v3.2", "b300_sxm")])
+def test_latent_attention_of_b300_is_timed_on_b200_unless_it_is_sparse(name: str, system: str) -> None:
+    tables = Tables("b300_sxm")
+    mean_attention(tables, Attention(tables), listed(name), 8, "auto")  # type: ignore[arg-type]
+    asked = tables.other if system == "b200_sxm" else tables
+    assert len(asked.asked) == 2 and asked.system == system
+    assert tables.versions == ({"mla": "1.0 of b200_sxm"} if system == "b200_sxm" else {})
 
 
 def test_of_layers_with_states_and_others_the_mean_counts() -> None:

@@ -42,7 +42,7 @@ _NAMES: dict[tuple[Values, Effect], str] = {
         enable-offline-docs enable-prompt-tokens-details enable-request-id-headers enable-return-routed-experts
         enable-server-load-tracking enable-sleep-mode enable-ssl-refresh enable-tokenizer-info-endpoint
         exclude-tools-when-tool-choice-none fail-on-environ-validation interleave-mm-strings kv-cache-metrics
-        language-model-only log-error-stack ray-workers-use-nsight return-tokens-as-token-ids skip-mm-profiling
+        log-error-stack ray-workers-use-nsight return-tokens-as-token-ids skip-mm-profiling
         skip-tokenizer-init tokens-only trust-remote-code trust-request-chat-template use-tqdm-on-load
         enable-cumem-allocator enable-fault-tolerance enable-flash-late-interaction enable-per-request-metrics
         enable-scale-out enable-shm-tensor-arena jit-monitor-verbose mm-device-do-normalize

@@ -73,6 +73,8 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     made |= _numbers(line.values)
     made |= formats(line.values, made, _KV_DTYPES, _QUANTIZATIONS)
     made |= _scheduler(line.values)
+    if line.values.get("--language-model-only") == "true":
+        made["model.tower_parameters"] = 0
     made |= servers(line.values, _number, lambda: known.has_experts(str(made.get("model", "hf"))), notes)
     made |= {key: value for key, value in _server(line).items() if key.partition(".")[0] not in given}
     made |= changed_model("--hf-overrides", line.values, made, known, notes)

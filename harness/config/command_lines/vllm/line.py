@@ -16,7 +16,7 @@ _OTHER_ENGINE = ("VLLM_USE_V1=0",)
 _OWN: dict[Values, str] = {
     "switch": """
         enable-chunked-prefill enable-prefix-caching scheduler-reserve-full-isl async-scheduling enforce-eager
-        enable-expert-parallel""",
+        enable-expert-parallel language-model-only""",
     "one": """
         model dtype quantization kv-cache-dtype max-model-len max-num-seqs max-num-batched-tokens block-size
         num-gpu-blocks-override api-server-count kv-cache-memory-bytes hf-overrides override-generation-config

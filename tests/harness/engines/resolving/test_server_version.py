@@ -13,6 +13,7 @@ from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from simulator.system import System
 from simulator.vllm_versions import vllm_version
+from tests.simulator.builders import work
 
 
 def resolved(*overrides: str) -> System:
@@ -81,6 +82,19 @@ def test_a_version_sets_scheduling_memory_and_kernels_and_the_default_is_the_new
     assert (old.scheduler.async_scheduling, newest.scheduler.async_scheduling) == (False, True)
     assert old.pool.outside_bytes < newest.pool.outside_bytes
     assert kernels_of(old) == ["piecewise_graphs", "separate_norms"] and kernels_of(newest) == []
+    fused = {
+        version: kernels_of(resolved(*ranks, f"engine.vllm_version={version}")) for version in ("0.16.0", "0.17.0")
+    }
+    assert fused == {"0.16.0": ["separate_norms"], "0.17.0": []}
+
+
+def test_experts_in_no_groups_were_chosen_by_kernels_beside_theirs() -> None:
+    server = ("model=minimax-m2.5-nvfp4", "device=b200", "tensor_parallel_size=2")
+    old, newest = (resolved(*server, *more) for more in (("engine.vllm_version=0.21.0",), ()))
+    assert kernels_of(old) == ["cutlass_fp4", "routing_kernels"] and kernels_of(newest) == []
+    decodes = work([], [1000] * 4)
+    both = [system.cost_model().step_ns(decodes) for system in (old, newest)]
+    assert both[0] - both[1] > 62 * 4 * 1500
 
 
 def test_what_is_given_beside_a_version_counts() -> None:
