@@ -1,47 +1,28 @@
-"""The configuration of one run: the groups, the top-level keys, and what must hold between them."""
+"""The configuration of one run: the groups and the top-level keys."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from engine.core.kv.contiguous import FORESEEING
-from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
-from engine.engine_config import KVDtype, conflict_with_pages, default_block_size
-from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
+from engine.engine_config import KVDtype, default_block_size
+from harness.config.consistency import check_together
+from harness.config.schema.allocator import AllocatorConfig, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
-from harness.config.schema.changes import AutoscalerConfig, FailureConfig, check_changes
-from harness.config.schema.endpoint import OpenAIEngine
-from harness.config.schema.fleet import (
-    AlikeFleet,
-    FleetConfig,
-    FrontEndConfig,
-    NetworkConfig,
-    RouterConfig,
-    check_pools,
-    check_ranks,
-    check_stages,
-)
-from harness.config.schema.metrics import MetricsConfig, SloConfig
+from harness.config.schema.changes import AutoscalerConfig, FailureConfig
+from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, RouterConfig
+from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
-from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
-from harness.config.schema.system import (
-    CostConfig,
-    DeviceConfig,
-    EngineConfig,
-    RealEngineConfig,
-    SchedulerConfig,
-)
+from harness.config.schema.speculation import NoSpeculation, SpeculationConfig
+from harness.config.schema.system import CostConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
-from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches, check_serving
+from harness.config.schema.tasks.needs import Task
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ObserveConfig, ValidationConfig
-from harness.config.schema.tiers import TiersConfig, check_offload
+from harness.config.schema.tiers import TiersConfig
 from harness.config.schema.workload import TraceConfig
-
-_REAL_FORMATS = ("none", "fp8", "fp8_block")
 
 
 class RunConfig(ConfigModel):
@@ -152,204 +133,6 @@ class RunConfig(ConfigModel):
         return default_block_size(backend) if value is None else value
 
     @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= max_num_seqs={self.max_num_seqs}, "
-                "so that every running sequence can take part in a step"
-            )
-        limit = self.model.max_position_embeddings
-        if self.max_model_len is not None and self.max_model_len > limit:
-            raise ValueError(
-                f"max_model_len={self.max_model_len}: must be <= {limit}, model.max_position_embeddings "
-                f"of {self.model.name}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_pages(self) -> Self:
-        if isinstance(self.engine, RealEngineConfig) and (
-            conflict := conflict_with_pages(self.engine.attention_backend, self.block_size)
-        ):
-            raise ValueError(conflict)
-        return self
-
-    @model_validator(mode="after")
-    def _check_kv_bytes(self) -> Self:
-        if self.kv_cache_memory_bytes is None:
-            return self
-        if isinstance(self.engine, RealEngineConfig):
-            raise ValueError(f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: in simulation only; give num_blocks")
-        if self.num_blocks is not None:
-            raise ValueError(f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: give it or num_blocks, not both")
-        return self
-
-    @model_validator(mode="after")
-    def _check_window(self) -> Self:
-        window = self.perfetto_window
-        if window is not None and not (len(window) == 2 and window[0] < window[1]):
-            raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
-        if window is not None and not self.perfetto:
-            raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
-        if self.perfetto and isinstance(self.engine, OpenAIEngine):
-            raise ValueError("perfetto=true: engine=openai sees no steps of the server")
-        return self
-
-    @model_validator(mode="after")
-    def _check_scheduler(self) -> Self:
-        if self.num_blocks is not None and self.num_blocks <= self.scheduler.reserved_blocks:
-            raise ValueError(
-                f"num_blocks={self.num_blocks}: must be > {self.scheduler.reserved_blocks}, scheduler.reserved_blocks"
-            )
-        if self.scheduler.async_scheduling and self.engine.max_lookahead_steps > 1:
-            raise ValueError(
-                f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
-                "scheduler.async_scheduling=true, which plans each step on its own"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_allocator(self) -> Self:
-        if self.speculation.kind != "none" and (drafts := conflict_with_drafts(self.scheduler)):
-            raise ValueError(f"scheduler.{drafts}")
-        if not isinstance(self.allocator, ContiguousAllocator):
-            return self
-        if conflict := conflict_with_reservations(self.scheduler):
-            raise ValueError(f"scheduler.{conflict}, or allocator=paged")
-        if self.trace.n > 1:
-            raise ValueError(
-                f"trace.n={self.trace.n}: the sequences of a request share the blocks of its prompt, and contiguous "
-                "reservations share none; use allocator=paged"
-            )
-        if self.tiers.host.gib:
-            raise ValueError(
-                f"tiers.host.gib={self.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
-                "or allocator=paged"
-            )
-        if self.allocator.reserve in FORESEEING and self.engine.kind != "sim":
-            raise ValueError(
-                f"allocator.reserve={self.allocator.reserve}: engine={self.engine.kind} does not know what a request "
-                "will generate; use engine=sim, allocator=contiguous_requested or allocator=contiguous_max"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_radix_tree(self) -> Self:
-        if self.scheduler.eviction != "radix":
-            return self
-        wrong = {
-            f"scheduler.async_scheduling=true with engine={self.engine.kind}": isinstance(self.engine, RealEngineConfig)
-            and self.scheduler.async_scheduling,
-            f"speculation={self.speculation.kind}": self.speculation.kind != "none",
-            f"tiers.host.gib={self.tiers.host.gib:g}": self.tiers.host.gib > 0,
-            f"pipeline_parallel_size={self.pipeline_parallel_size}": self.pipeline_parallel_size > 1,
-            f"trace.n={self.trace.n}": self.trace.n > 1,
-            "fleet: prompts on servers of their own": self.is_apart,
-            f"block_size={self.block_size} above max_num_batched_tokens={self.max_num_batched_tokens}": self.block_size
-            > self.max_num_batched_tokens,
-        }
-        for name, is_so in wrong.items():
-            if is_so:
-                raise ValueError(f"{name}: not with scheduler=sglang")
-        return self
-
-    @model_validator(mode="after")
-    def _check_offload(self) -> Self:
-        check_offload(self.tiers, self.scheduler, self.engine)
-        return self
-
-    @model_validator(mode="after")
-    def _check_sequences(self) -> Self:
-        if self.trace.n > self.max_num_seqs:
-            raise ValueError(f"trace.n={self.trace.n}: must be <= max_num_seqs={self.max_num_seqs}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_preemption(self) -> Self:
-        mode = self.scheduler.preemption
-        if mode in ("swap", "auto") and not self.tiers.host.gib:
-            raise ValueError(
-                f"scheduler.preemption={mode}: needs host memory to move KV blocks to; use tiers=host or set "
-                "tiers.host.gib > 0"
-            )
-        if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
-            raise ValueError(
-                f"scheduler.recompute_token_us=null: engine={self.engine.kind} has no cost model to take it from, and "
-                "scheduler.preemption=auto needs the time of a token"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_speculation(self) -> Self:
-        check_fits(
-            self.speculation,
-            self.engine,
-            self.scheduler,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            tensor_parallel_size=self.tensor_parallel_size,
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _check_tensor_parallel(self) -> Self:
-        if self.model.blocks and self.engine.kind != "sim" and not getattr(self.engine, "weights", None):
-            raise ValueError(
-                f"model.blocks: engine={self.engine.kind} builds layers that are alike; give engine.weights, or use "
-                "engine=sim"
-            )
-        if wrong := self.model.shares_out(self.tensor_parallel_size):
-            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: {wrong} of {self.model.name}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_fleet(self) -> Self:
-        for key in ("replicas", "pipeline_parallel_size"):
-            if getattr(self, key) > 1 and self.engine.kind != "sim":
-                raise ValueError(f"{key}={getattr(self, key)}: engine={self.engine.kind} is one server; use engine=sim")
-        if not isinstance(self.fleet, AlikeFleet):
-            check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
-        most = min(self.model.num_layers, self.max_num_seqs)
-        alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
-        check_ranks(
-            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
-            self.scheduler, self.cost, shares_out=self.expert_parallel,
-            steps_alone=alone and self.speculation.kind == "none",
-        )  # fmt: skip
-        check_changes(
-            self.failures, self.autoscaler, self.fleet, self.num_servers, replicas=self.replicas,
-            is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.host.gib,
-            has_slo=self.metrics.slo != SloConfig(percentile=self.metrics.slo.percentile),
-        )  # fmt: skip
-        check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
-        return self
-
-    @model_validator(mode="after")
-    def _check_quantization(self) -> Self:
-        if self.weight_format == "mxfp4" and not self.model.has_experts:
-            raise ValueError(
-                f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_real_quantization(self) -> Self:
-        if isinstance(self.engine, RealEngineConfig) and self.weight_format not in _REAL_FORMATS:
-            raise ValueError(
-                f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
-                "of these or engine=sim"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_tasks(self) -> Self:
-        check_profile(self.task, self.profile, self.engine, self.cost)
-        check_measured(self.task, self.engine, self.validation, self.calibration, self.observe)
-        check_searches(self.task, self.metrics.slo, self.capacity, self.search)
-        check_serving(self.task, self.serve, self.engine)
-        reads = self.task in ("report", "plot")
-        if reads and not self.results:
-            raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")
-        if not reads and self.results:
-            raise ValueError("results: read by task=report and plot only; add task=report to compare earlier results")
+    def _check_together(self) -> Self:
+        check_together(self)
         return self
