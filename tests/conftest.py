@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start keep what they compile
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start keep what they compile, as this one does
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
 import omegaconf.base
