@@ -10,7 +10,7 @@ from engine.engine_config import conflict_with_pages
 from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.changes import check_changes
 from harness.config.schema.endpoint import OpenAIEngine
-from harness.config.schema.fleet import AlikeFleet, check_pools, check_ranks, check_stages
+from harness.config.schema.fleet import AlikeFleet, check_pools, check_ranks, check_stages, check_whole_experts
 from harness.config.schema.metrics import SloConfig
 from harness.config.schema.speculation import check_fits
 from harness.config.schema.system import RealEngineConfig
@@ -110,10 +110,11 @@ def _check_allocator(config: RunConfig) -> None:
             f"trace.n={config.trace.n}: the sequences of a request share the blocks of its prompt, and contiguous "
             "reservations share none; use allocator=paged"
         )
-    if config.tiers.host.gib:
+    if config.tiers.is_on:
+        name = "host" if config.tiers.host.gib else "store"
         raise ValueError(
-            f"tiers.host.gib={config.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
-            "or allocator=paged"
+            f"tiers.{name}.gib={getattr(config.tiers, name).gib:g}: contiguous reservations stay on the device; use "
+            "tiers=none or allocator=paged"
         )
     if config.allocator.reserve in FORESEEING and config.engine.kind != "sim":
         raise ValueError(
@@ -131,6 +132,7 @@ def _check_radix_tree(config: RunConfig) -> None:
         and config.scheduler.async_scheduling,
         f"speculation={config.speculation.kind}": config.speculation.kind != "none",
         f"tiers.host.gib={config.tiers.host.gib:g}": config.tiers.host.gib > 0,
+        f"tiers.store.gib={config.tiers.store.gib:g}": config.tiers.store.gib > 0,
         f"pipeline_parallel_size={config.pipeline_parallel_size}": config.pipeline_parallel_size > 1,
         f"trace.n={config.trace.n}": config.trace.n > 1,
         "fleet: prompts on servers of their own": config.is_apart,
@@ -174,13 +176,14 @@ def _check_fleet(config: RunConfig) -> None:
     most = min(config.model.num_layers, config.max_num_seqs)
     alone = isinstance(config.fleet, AlikeFleet) and config.pipeline_parallel_size == 1
     check_ranks(
-        config.data_parallel_size, config.data_parallel_size * config.tensor_parallel_size, config.model, config.engine,
-        config.scheduler, config.cost, shares_out=config.expert_parallel,
+        config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
         steps_alone=alone and config.speculation.kind == "none",
     )  # fmt: skip
+    if config.expert_parallel:
+        check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
     check_changes(
         config.failures, config.autoscaler, config.fleet, config.num_servers, replicas=config.replicas,
-        is_plain=config.engine.kind == "sim" and alone and config.data_parallel_size == 1 and not config.tiers.host.gib,
+        is_plain=config.engine.kind == "sim" and alone and config.data_parallel_size == 1 and not config.tiers.is_on,
         has_slo=config.metrics.slo != SloConfig(percentile=config.metrics.slo.percentile),
     )  # fmt: skip
     check_stages(config.pipeline_parallel_size, most, config.engine, config.scheduler, config.tiers, config.cost)

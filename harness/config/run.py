@@ -99,6 +99,11 @@ class RunConfig(ConfigModel):
         return sum(each.replicas for each in self.fleet.pools)
 
     @property
+    def num_expert_ranks(self) -> int:
+        """GPUs that share out whole experts; 1 where each has a part of every expert."""
+        return self.data_parallel_size * self.tensor_parallel_size if self.expert_parallel else 1
+
+    @property
     def is_apart(self) -> bool:
         """Whether prompts have servers of their own."""
         return not isinstance(self.fleet, AlikeFleet) and self.fleet.pools[0].role != "serve"

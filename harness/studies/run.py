@@ -278,7 +278,7 @@ def collect(
     block_size = meta.pop("block_size", config.block_size)
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
-        recorded.spans,
+        recorded.spans, recorded.itls,
     )  # fmt: skip
 
 
