@@ -1,12 +1,9 @@
 """What must hold between the keys of a run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from engine.core.kv.contiguous import FORESEEING
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from engine.engine_config import conflict_with_pages
+from harness.config.run_keys import RunKeys
 from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.changes import check_changes
 from harness.config.schema.endpoint import OpenAIEngine
@@ -17,13 +14,10 @@ from harness.config.schema.system import RealEngineConfig
 from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving
 from harness.config.schema.tiers import check_offload
 
-if TYPE_CHECKING:
-    from harness.config.run import RunConfig
-
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
 
 
-def check_together(config: RunConfig) -> None:
+def check_together(config: RunKeys) -> None:
     """Raise ValueError for the first of these that does not hold."""
     _check_limits(config)
     _check_pages(config)
@@ -46,7 +40,7 @@ def check_together(config: RunConfig) -> None:
     _check_tasks(config)
 
 
-def _check_limits(config: RunConfig) -> None:
+def _check_limits(config: RunKeys) -> None:
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ValueError(
             f"max_num_batched_tokens={config.max_num_batched_tokens}: must be >= max_num_seqs={config.max_num_seqs}, "
@@ -60,14 +54,14 @@ def _check_limits(config: RunConfig) -> None:
         )
 
 
-def _check_pages(config: RunConfig) -> None:
+def _check_pages(config: RunKeys) -> None:
     if isinstance(config.engine, RealEngineConfig) and (
         conflict := conflict_with_pages(config.engine.attention_backend, config.block_size)
     ):
         raise ValueError(conflict)
 
 
-def _check_kv_bytes(config: RunConfig) -> None:
+def _check_kv_bytes(config: RunKeys) -> None:
     if config.kv_cache_memory_bytes is None:
         return
     if isinstance(config.engine, RealEngineConfig):
@@ -76,7 +70,7 @@ def _check_kv_bytes(config: RunConfig) -> None:
         raise ValueError(f"kv_cache_memory_bytes={config.kv_cache_memory_bytes}: give it or num_blocks, not both")
 
 
-def _check_window(config: RunConfig) -> None:
+def _check_window(config: RunKeys) -> None:
     window = config.perfetto_window
     if window is not None and not (len(window) == 2 and window[0] < window[1]):
         raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
@@ -86,7 +80,7 @@ def _check_window(config: RunConfig) -> None:
         raise ValueError("perfetto=true: engine=openai sees no steps of the server")
 
 
-def _check_scheduler(config: RunConfig) -> None:
+def _check_scheduler(config: RunKeys) -> None:
     if config.num_blocks is not None and config.num_blocks <= config.scheduler.reserved_blocks:
         raise ValueError(
             f"num_blocks={config.num_blocks}: must be > {config.scheduler.reserved_blocks}, scheduler.reserved_blocks"
@@ -98,7 +92,7 @@ def _check_scheduler(config: RunConfig) -> None:
         )
 
 
-def _check_allocator(config: RunConfig) -> None:
+def _check_allocator(config: RunKeys) -> None:
     if config.speculation.kind != "none" and (drafts := conflict_with_drafts(config.scheduler)):
         raise ValueError(f"scheduler.{drafts}")
     if not isinstance(config.allocator, ContiguousAllocator):
@@ -123,7 +117,7 @@ def _check_allocator(config: RunConfig) -> None:
         )
 
 
-def _check_radix_tree(config: RunConfig) -> None:
+def _check_radix_tree(config: RunKeys) -> None:
     if config.scheduler.eviction != "radix":
         return
     most = config.max_num_batched_tokens
@@ -143,7 +137,7 @@ def _check_radix_tree(config: RunConfig) -> None:
             raise ValueError(f"{name}: not with scheduler=sglang")
 
 
-def _check_preemption(config: RunConfig) -> None:
+def _check_preemption(config: RunKeys) -> None:
     mode = config.scheduler.preemption
     if mode in ("swap", "auto") and not config.tiers.host.gib:
         raise ValueError(
@@ -157,7 +151,7 @@ def _check_preemption(config: RunConfig) -> None:
         )
 
 
-def _check_tensor_parallel(config: RunConfig) -> None:
+def _check_tensor_parallel(config: RunKeys) -> None:
     if config.model.blocks and config.engine.kind != "sim" and not getattr(config.engine, "weights", None):
         raise ValueError(
             f"model.blocks: engine={config.engine.kind} builds layers that are alike; give engine.weights, or use "
@@ -167,7 +161,7 @@ def _check_tensor_parallel(config: RunConfig) -> None:
         raise ValueError(f"tensor_parallel_size={config.tensor_parallel_size}: {wrong} of {config.model.name}")
 
 
-def _check_fleet(config: RunConfig) -> None:
+def _check_fleet(config: RunKeys) -> None:
     for key in ("replicas", "pipeline_parallel_size"):
         if getattr(config, key) > 1 and config.engine.kind != "sim":
             raise ValueError(f"{key}={getattr(config, key)}: engine={config.engine.kind} is one server; use engine=sim")
@@ -189,7 +183,7 @@ def _check_fleet(config: RunConfig) -> None:
     check_stages(config.pipeline_parallel_size, most, config.engine, config.scheduler, config.tiers, config.cost)
 
 
-def _check_quantization(config: RunConfig) -> None:
+def _check_quantization(config: RunKeys) -> None:
     if config.weight_format == "mxfp4" and not config.model.has_experts:
         raise ValueError(
             f"quantization=mxfp4: quantises experts only, and {config.model.name} has none; use fp8, int4 or nvfp4"
@@ -201,7 +195,7 @@ def _check_quantization(config: RunConfig) -> None:
         )
 
 
-def _check_tasks(config: RunConfig) -> None:
+def _check_tasks(config: RunKeys) -> None:
     check_profile(config.task, config.profile, config.engine, config.cost)
     check_measured(config.task, config.engine, config.validation, config.calibration, config.observe)
     check_searches(config.task, config.metrics.slo, config.capacity, config.search)
