@@ -71,6 +71,7 @@ config_repository.copy = SimpleNamespace(deepcopy=copy.copy)  # type: ignore[ass
 defaults_list._create_interpolation_map = _interpolations_of_some  # type: ignore[assignment]
 GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
 ConfigRepository.load_config = _load_once  # type: ignore[method-assign, assignment]
+sys.dont_write_bytecode = False  # assertions, too, are rewritten once and not in each run
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
 # A machine that is busy makes no example fail. A quarter of the usual number of examples, as a commit is tested often.

@@ -33,6 +33,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_archive_gives_back_its_profiles_and_no_other(path: Path) -> None:
     found = find_profile("made_up", MODEL, 1, max_num_seqs=8)
+    assert found is find_profile("made_up", MODEL, 1, max_num_seqs=8) is not find_profile("made_up", MODEL, 1, 16)
     assert found is not None and max(found.meta.token_buckets) == 16
     for name, table in PROFILE.tables.items():
         pd.testing.assert_frame_equal(found.tables[name], table.round(3), check_dtype=False)
