@@ -306,7 +306,10 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_fleet(self) -> Self:
+        may_be_several = self.engine.kind == "cpu" and self.task == "run" and self.tensor_parallel_size == 1
         for key in ("replicas", "pipeline_parallel_size"):
+            if key == "replicas" and may_be_several:
+                continue
             if getattr(self, key) > 1 and self.engine.kind != "sim":
                 raise ValueError(f"{key}={getattr(self, key)}: engine={self.engine.kind} is one server; use engine=sim")
         if not isinstance(self.fleet, AlikeFleet):
