@@ -14,7 +14,8 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.cost import CostModel
-from simulator.costs.ranks import RankCost, SharedExperts
+from simulator.costs.profiled import ProfiledCost
+from simulator.costs.ranks import RankCost, by_profile, by_rates
 from simulator.costs.roofline import RooflineCost
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
 from simulator.drivers.lockstep import Ranks
@@ -109,14 +110,17 @@ def ranks_of(pool: ServerPool, first: int, whole: CostModel) -> list[Ranks]:
     system, count = pool.system, pool.system.data_parallel_size
     if count == 1:
         return []
-    assert isinstance(whole, RooflineCost), "the configuration says so"
-    shared_ns = SharedExperts(whole, system.model, system.device, count)
+    if isinstance(whole, ProfiledCost):
+        shared_ns = by_profile(whole, system.model)
+    else:
+        assert isinstance(whole, RooflineCost), "the configuration says so"
+        shared_ns = by_rates(whole, system.model, system.device)
     return [Ranks(number, count, shared_ns) for number in range(first, first + pool.num_servers, count)]
 
 
 def cost_of(system: System, whole: CostModel) -> CostModel:
     """What prices the steps of a server, of a rank without what it shares with others."""
-    if system.data_parallel_size == 1:
+    if system.data_parallel_size == 1 or isinstance(whole, ProfiledCost):  # whose profile has no experts
         return whole
     assert isinstance(whole, RooflineCost), "the configuration says so"
     return RankCost(whole)

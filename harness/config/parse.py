@@ -13,6 +13,7 @@ from harness.config.explaining import explain
 from harness.config.huggingface import resolve_model
 from harness.config.pools import pools_of
 from harness.config.run import RunConfig
+from harness.config.schema.base import default_of
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
 
@@ -50,8 +51,7 @@ def to_yaml(config: RunConfig) -> str:
 
     Groups that belong to one task, and are not used here, are left out: a later default must not look like a setting.
     """
-    fields = RunConfig.model_fields
-    unused = {name for name in _TASK_GROUPS if getattr(config, name) == fields[name].get_default()}
+    unused = {name for name in _TASK_GROUPS if getattr(config, name) == default_of(RunConfig, name)}
     return yaml_text(config.model_dump(mode="json", exclude=unused))
 
 

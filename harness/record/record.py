@@ -17,12 +17,14 @@ from harness.workload.trace import CLASS_COLUMNS, Trace
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for."""
+    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for, and
+    the gaps between the tokens of each request (`itls`, in s) of a client only."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     gaps: Gaps
     spans: pd.DataFrame | None
+    itls: Sequence[Sequence[float]] | None = None
 
 
 class Record:

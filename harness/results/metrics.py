@@ -25,6 +25,7 @@ from harness.config import MetricsConfig
 from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, total
 from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
+from harness.results.sessions import session_metrics
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.staffing import staffing_metrics
 from harness.results.statistics.latencies import latencies
@@ -85,6 +86,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
         **_replay_lag(requests),
+        **session_metrics(requests, percentiles),
     }
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if "prefill_server" in requests:

@@ -124,7 +124,8 @@ class RunResult:
     an engine that tells nothing of its steps. num_blocks: size of the KV block pool of a server, None where it is not
     known. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
     says why the run ended before all was served, None for a complete one. spans: what each sequence did when, as
-    `harness.record.span_log` has it; only of a run with perfetto=true, and not stored with the tables.
+    `harness.record.span_log` has it; only of a run with perfetto=true, and not stored with the tables. itls: the
+    gaps between the tokens of each request, in s, of a run against a server.
     """
 
     requests: pd.DataFrame
@@ -135,6 +136,7 @@ class RunResult:
     complete: bool
     meta: dict[str, Any]
     spans: pd.DataFrame | None = None
+    itls: Sequence[Sequence[float]] | None = None
 
     @property
     def num_servers(self) -> int:

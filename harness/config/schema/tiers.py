@@ -2,6 +2,8 @@
 
 from typing import Annotated
 
+from pydantic import Field
+
 from engine.core.kv.tier import TierEviction
 from harness.config.schema.base import ConfigModel, within
 from harness.config.schema.system import EngineConfig, SchedulerConfig
@@ -68,9 +70,9 @@ class OffloadConfig(ConfigModel):
 class TiersConfig(OffloadConfig):
     """The tiers, nearest to the device first."""
 
-    host: HostTierConfig = HostTierConfig()
-    disk: DiskTierConfig = DiskTierConfig()
-    store: StoreTierConfig = StoreTierConfig()
+    host: HostTierConfig = Field(default_factory=HostTierConfig)
+    disk: DiskTierConfig = Field(default_factory=DiskTierConfig)
+    store: StoreTierConfig = Field(default_factory=StoreTierConfig)
 
     @property
     def is_on(self) -> bool:
