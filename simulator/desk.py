@@ -4,12 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
+from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
-from simulator.replica import Replica
+
+
+class Refusals(Protocol):
+    """Is told of requests that can never run."""
+
+    def on_refused(self, request: Request, reason: str) -> None: ...
+
+
+class Server(Protocol):
+    """What a desk needs of a server: a replica, or a real engine in this process."""
+
+    scheduler: Scheduler
+    compress: bool
+
+    @property
+    def observer(self) -> Refusals: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def num_free_blocks(self, now: int) -> int: ...
+
+    def submit(self, request: Request, now: int) -> None: ...
 
 
 class Metrics(NamedTuple):
@@ -28,7 +51,7 @@ class View:
     """
 
     def __init__(
-        self, number: int, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool
+        self, number: int, replica: Server, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool
     ) -> None:
         self.number = number
         self.num_requests = 0
@@ -126,7 +149,7 @@ class Desk:
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: Sequence[Server],
         rule: Router | None,
         clock: Callable[[], int],
         *,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from engine.core.routing.router import Router
 from engine.core.sequence import Request, RequestRefusedError
 from simulator.arrivals import NEVER, Arrivals
-from simulator.desk import Desk, View
+from simulator.desk import Desk, Server, View
 from simulator.handover import Port, note_prompt, prompt_of
 from simulator.replica import Replica
 
@@ -182,7 +182,7 @@ class Gateway:
         self._desk.views[chosen].count(prompt)
         self._desk.views[chosen].submit(prompt, now_ns)
 
-    def _refuse(self, request: Request, replica: Replica, refusal: RequestRefusedError) -> None:
+    def _refuse(self, request: Request, replica: Server, refusal: RequestRefusedError) -> None:
         replica.observer.on_refused(request, str(refusal))
         self._arrivals.on_finish(request.request_id, request.arrival_time)
         request.forget_sequences()

@@ -41,6 +41,7 @@ REQUIRED = {
     },
     **{f"{group}/custom": [f"{group}.target=json:loads"] for group in ("trace", "arrival", "cost")},
     "experiment/shared_contexts": ["trace.path=x"],
+    "experiment/autoscaling_study": ["trace.path=x"],
     **{
         f"allocator/contiguous_{name}": ["scheduler=mixed", "scheduler.enable_prefix_caching=false"]
         for name in ("max", "requested", "pow2", "exact")

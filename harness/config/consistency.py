@@ -162,7 +162,10 @@ def _check_tensor_parallel(config: RunKeys) -> None:
 
 
 def _check_fleet(config: RunKeys) -> None:
+    may_be_several = config.engine.kind == "cpu" and config.task == "run" and config.tensor_parallel_size == 1
     for key in ("replicas", "pipeline_parallel_size"):
+        if key == "replicas" and may_be_several:
+            continue
         if getattr(config, key) > 1 and config.engine.kind != "sim":
             raise ValueError(f"{key}={getattr(config, key)}: engine={config.engine.kind} is one server; use engine=sim")
     if not isinstance(config.fleet, AlikeFleet):

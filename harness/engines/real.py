@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from engine.api.llm_engine import LLMEngine
+from engine.core.routing.router import Router
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, ExecutionOptions, Quantized
 from engine.json_file import read_json
@@ -23,6 +24,7 @@ from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
 from harness.config.huggingface import sizes_of
+from harness.engines.real_fleet import FleetReplay
 from harness.engines.real_replay import Intake, Replay
 from harness.engines.resolving.shapes import contiguous_rule, model_shape
 from harness.errors import ConfigError, EngineError
@@ -47,6 +49,8 @@ class Setup:
     Attributes:
         weights: the model's folder, None for random weights.
         num_threads: of the CPU, None for all cores.
+        num_servers: engines, each with a model of its own.
+        rule: chooses the engine of a request; None for one.
     """
 
     model: ModelConfig
@@ -55,6 +59,8 @@ class Setup:
     temperature: float
     warm_up: bool
     num_threads: int | None
+    num_servers: int = 1
+    rule: Router | None = None
 
     def use_threads(self) -> None:
         """Compute with so many threads from now on."""
@@ -73,9 +79,10 @@ class RealEngine:
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
         setup.use_threads()
         try:
-            self._executor = make_executor(setup.engine, setup.model, setup.weights)
+            executors = [make_executor(setup.engine, setup.model, setup.weights) for _ in range(setup.num_servers)]
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
+        self._executor = executors[0]
         self.num_blocks = self._executor.num_blocks
         self.pool_blocks = [self.num_blocks]
         self.meta: Mapping[str, Any] = {}
@@ -84,23 +91,31 @@ class RealEngine:
         if setup.model.latent is not None:
             self._block_formula = "layers·block_size·(kv_lora_rank + qk_rope_head_dim)·bytes"
         assert setup.engine.max_model_len is not None
-        self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
-        recorder = Recorder(reserves=setup.engine.contiguous is not None)
-        self.record = Record([recorder])
+        length = setup.engine.max_model_len
+        self._engines = [LLMEngine(setup.engine, executor, max_model_len=length) for executor in executors]
+        recorders = [Recorder(reserves=setup.engine.contiguous is not None) for _ in executors]
+        self.record = Record(recorders)
         if setup.warm_up:
             with self._failures():
-                self._warm_up(3, setup.temperature)
+                for engine in self._engines:
+                    _warm_up(engine, 3, setup.temperature)
 
         def params(max_tokens: int) -> SamplingParams:
             return SamplingParams(max_tokens=max_tokens, temperature=setup.temperature, ignore_eos=True)
 
         prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed, setup.engine.max_model_len)
-        self._intake = Intake(self._engine, prompts, recorder, params)
-        self._replay = Replay(self._intake, arrivals)
+        self._intakes = [
+            Intake(engine, prompts, recorder, params) for engine, recorder in zip(self._engines, recorders, strict=True)
+        ]
+        self._replay: Replay | FleetReplay = (
+            Replay(self._intakes[0], arrivals)
+            if setup.rule is None
+            else FleetReplay(self._intakes, arrivals, setup.rule)
+        )
 
     @property
     def device_name(self) -> str:
-        if self._engine.config.device == "cuda":
+        if self._engines[0].config.device == "cuda":
             return torch.cuda.get_device_name()
         return cpu_with_threads(cpu_model(), torch.get_num_threads())
 
@@ -114,7 +129,7 @@ class RealEngine:
 
     def describe(self) -> str:
         """The KV pool and the attention backend, for the log."""
-        size, each = self._engine.config.block_size, self._executor.block_bytes
+        size, each = self._engines[0].config.block_size, self._executor.block_bytes
         return (
             f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
             f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = {self._block_formula}; "
@@ -131,15 +146,16 @@ class RealEngine:
 
     def unfinished(self) -> list[list[Request]]:
         """Requests that were waiting or running when the engine stopped or failed."""
-        return [list(self._intake.unfinished.values())]
+        return [list(intake.unfinished.values()) for intake in self._intakes]
 
     def notes(self) -> list[str]:
         """Nothing: all of it was measured."""
         return []
 
     def close(self) -> None:
-        """Free the model's memory."""
-        self._engine.close()
+        """Free the models' memory."""
+        for engine in self._engines:
+            engine.close()
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -147,22 +163,23 @@ class RealEngine:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            self._engine.close()
+            self.close()
             text = " ".join(str(error).split()) or type(error).__name__
-            raise EngineError(f"{_name(self._engine.config)}: {text}") from error
+            raise EngineError(f"{_name(self._engines[0].config)}: {text}") from error
 
-    def _warm_up(self, max_tokens: int, temperature: float) -> None:
-        """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a
-        group come one step after the other."""
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
-        for lengths in _WARM_UP_TOKENS:
-            for i, length in enumerate(lengths):
-                length = min(length, self._engine.max_model_len - max_tokens)
-                self._engine.add(Request(-1 - i, length, max_tokens, token_ids=[1] * length), params)
-                self._engine.step(0)
-            while self._engine.step(0):
-                pass
-            self._engine.reset()
+
+def _warm_up(engine: LLMEngine, max_tokens: int, temperature: float) -> None:
+    """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a group
+    come one step after the other."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+    for lengths in _WARM_UP_TOKENS:
+        for i, length in enumerate(lengths):
+            length = min(length, engine.max_model_len - max_tokens)
+            engine.add(Request(-1 - i, length, max_tokens, token_ids=[1] * length), params)
+            engine.step(0)
+        while engine.step(0):
+            pass
+        engine.reset()
 
 
 def resolve_real(config: RunConfig) -> Setup:
@@ -208,6 +225,8 @@ def resolve_real(config: RunConfig) -> Setup:
         temperature=settings.temperature,
         warm_up=settings.warm_up,
         num_threads=settings.num_threads,
+        num_servers=config.replicas,
+        rule=config.router.make() if config.replicas > 1 else None,
     )
 
 

@@ -113,9 +113,12 @@ class Intake:
     unfinished: dict[int, Request] = field(default_factory=dict)
 
     def hand_over(self, issued: Issued, now_ns: int) -> bool:
-        """Queue a request that was issued; False where it is refused."""
+        """Make and queue a request that was issued; False where it is refused."""
+        return self.queue(issued, self.prompts.make(issued.row, issued.arrival_ns), now_ns)
+
+    def queue(self, issued: Issued, request: Request, now_ns: int) -> bool:
+        """Queue a request that was made when it was issued; False where it is refused."""
         self.observer.on_issued(issued, now_ns)
-        request = self.prompts.make(issued.row, issued.arrival_ns)
         try:
             self.engine.add(request, self.params(request.max_tokens))
         except RequestRefusedError as refusal:
