@@ -52,7 +52,7 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
         "fleets of vLLM by llm-d",
         lambda table: table["load"].eq(FLEET),
     ),
-    ("SGLang, simulated as vLLM", "SGLang, simulated as vLLM", _served("SGLang")),
+    ("SGLang, by its scheduler and kernels", "SGLang, by its scheduler and kernels", _served("SGLang")),
     ("TensorRT-LLM, simulated as vLLM", "TensorRT-LLM, simulated as vLLM", _served("TensorRT-LLM")),
 ]
 
@@ -64,7 +64,11 @@ def write_pages(folder: Path) -> None:
     text = _FIDELITY.read_text(encoding="utf-8")
     text = re.sub(r"[\d,]+ points of InferenceX", f"{len(counted):,} points of InferenceX", text)
     expected = {_name(row[0]): row[-1] for row in _table(text, "| simulated, by kernels")}
-    rows = [*_classes(counted, set(expected)), *((name, counted[mask(counted)]) for name, _, mask in _MANY)]
+    rows = [
+        *_classes(counted[_BY_KERNELS(counted)], "", set(expected)),
+        *((name, counted[mask(counted)]) for name, _, mask in _MANY),
+        *_classes(counted[_served("SGLang")(counted)], "SGLang: ", set(expected)),
+    ]
     lines = [[_marked(name, part), f"{len(part):,}", *_cells(part), expected.get(name, "")] for name, part in rows]
     text = _with_table(text, "| simulated, by kernels", lines)
     reasons = pd.read_csv(folder / "left_out.csv").groupby("reason")["measurements"].sum().sort_values(ascending=False)
@@ -80,27 +84,26 @@ def write_pages(folder: Path) -> None:
     _MODELS.write_text(text, encoding="utf-8")
 
 
-def _classes(counted: pd.DataFrame, known: set[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+def _classes(chosen: pd.DataFrame, prefix: str, known: set[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """A row for each model, weights and GPU with enough points or a row already, the worst TPOT first; then others."""
-    chosen = counted[_BY_KERNELS(counted)]
     model = chosen["model"].str.removesuffix("-nvfp4")
     device = chosen["device"].str.extract(r"^NVIDIA (RTX PRO 6000|\w+)")[0]
     layout = chosen["kind"].str.endswith("expert-parallel").map({True: ", expert parallel", False: ""})
-    named = model + ", " + chosen["precision"].replace("none", "16 bits") + ", " + device + layout
+    named = prefix + model + ", " + chosen["precision"].replace("none", "16 bits") + ", " + device + layout
     parts = {str(name): part for name, part in chosen.groupby(named)}
     few = [name for name, part in parts.items() if len(part) < _LEAST and name not in known]
     yield from sorted(
         ((name, part) for name, part in parts.items() if name not in few), key=lambda row: -errors(row[1])["tpot"]
     )
     if few:
-        yield _FEW, pd.concat([parts[name] for name in few])
+        yield prefix + _FEW, pd.concat([parts[name] for name in few])
 
 
 def _marked(name: str, part: pd.DataFrame) -> str:
     """The name of a row as the page shows it."""
     if name == _MANY[0][0]:
         return f"**{name}**"
-    is_class = name != _FEW and all(name != each for each, *_ in _MANY)
+    is_class = not name.endswith(_FEW) and all(name != each for each, *_ in _MANY)
     fitted = (
         "" if not is_class or not part["fitted"].any() else "fitted on" if part["fitted"].all() else "partly fitted on"
     )

@@ -15,7 +15,6 @@ from typing import Any
 
 from harness.config.command_lines.sglang.import_line import translate
 from harness.measured.public_servers import PublicServer
-from simulator.sglang_defaults import MAX_RUNNING_REQUESTS
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # model_path of the rows: name in conf/model, format of the weights by the precision that rows state
@@ -63,7 +62,7 @@ def of_sglang(server: PublicServer, kernels: str) -> PublicServer:
     command = f"python -m sglang.launch_server --model-path {server.model_path} {mixed}"
     given = ("model", "tensor_parallel_size", "max_num_seqs")
     more = dict(each.split("=", 1) for each in translate(command, given).overrides)
-    more |= {"validation.seats": str(MAX_RUNNING_REQUESTS), "scheduler.options.ignore_eos": "true", "frontend": "none"}
+    more |= {"scheduler.options.ignore_eos": "true", "frontend": "none"}
     why = "SGLang's defaults" + (
         ", likely aiconfigurator's client" + (" and generator" if mixed else "") if is_own else ""
     )
