@@ -21,6 +21,7 @@ from engine.server.streaming import Answering
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _DISCONNECTED = 499  # of nginx: the client has gone
 _CONNECTION = "twinserve.connection"  # in a scope: what uvicorn sends an answer with
+_RECEIVED = "twinserve.received_ns"  # in a scope: when the call came
 
 
 def make_app(backend: Backend, max_waiting: int | None = None) -> ASGIApp:
@@ -41,6 +42,7 @@ def make_app(backend: Backend, max_waiting: int | None = None) -> ASGIApp:
     )
 
     async def told_of_connection(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_RECEIVED] = time.monotonic_ns()
         scope[_CONNECTION] = getattr(send, "__self__", None)  # of uvicorn; others have none
         await app(scope, receive, send)
 
@@ -92,7 +94,7 @@ class _Server:
         asked = read(await _body(request), backend)
         if self._max_waiting is not None and backend.tally.num_waiting >= self._max_waiting:
             raise BadRequestError("The engine is currently overloaded", status=503, kind="overloaded_error")
-        channel = Channel()
+        channel = Channel(request.scope[_RECEIVED])
         try:
             opened = await backend.open(asked.prompts, asked.params, channel, asked.priority)
         except ValueError as error:

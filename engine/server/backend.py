@@ -41,10 +41,12 @@ class Channel:
     at most as many as tokens were asked for.
 
     Attributes:
+        received_ns: when the call came, by `time.monotonic_ns`.
         write: writes deltas to the client at once, without a turn of the event loop, and returns whether it could. What
             it cannot write waits for `take`.
     """
 
+    received_ns: int = 0
     pending: list[Delta] = field(default_factory=list)
     error: Exception | None = None
     num_cached_tokens: int = 0
