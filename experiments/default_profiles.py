@@ -5,12 +5,13 @@
     python -m experiments.default_profiles --systems h100_sxm --root <folder of aiconfigurator_core> --history <folder>
     python -m experiments.default_profiles --models phi-4 --history <folder>     adds these to what the archives hold
 
-For every GPU, every model of conf/model that fits on up to eight of them: in its own format, and where that is 16 bits
-also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2, 4 and 8 ranks. A combination that
-the database has no operators for is left out and named. Beside the tables of vLLM's newest choice stand those that
-other kernels change (`simulator.vllm_versions`). `--history` has the tables of vLLM 0.19.0, for NVFP4 products of
-CUTLASS: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c. The times that make a
-profile, and the rules for those that the database lacks, are in simulator/importers/aiconfigurator.
+For every GPU, every model of conf/model that fits on up to eight of them, which may share out whole experts: in its own
+format, and where that is 16 bits also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2,
+4 and 8 ranks. A combination that the database has no operators for is left out and named. Beside the tables of vLLM's
+newest choice stand those that other kernels change (`simulator.vllm_versions`). `--history` has the tables of vLLM
+0.19.0, for NVFP4 products of CUTLASS: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit
+095f58a51c4c. The times that make a profile, and the rules for those that the database lacks, are in
+simulator/importers/aiconfigurator.
 """
 
 from __future__ import annotations
@@ -142,8 +143,16 @@ def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Mod
             continue
         for variant in _variants(model_shape(config.model, config.weight_format, "auto")):
             for ranks in RANKS:
-                if not config.model.shares_out(ranks) and variant.weight_bytes(ranks) < _LARGEST * device.memory_bytes:
+                if not config.model.shares_out(ranks) and _least_bytes(variant, ranks) < _LARGEST * device.memory_bytes:
                     yield variant, ranks
+
+
+def _least_bytes(model: Model, ranks: int) -> int:
+    """Bytes of the weights on one of `ranks` ranks, alone or as one of eight GPUs that share out whole experts."""
+    experts = model.first(Experts)
+    if experts is None or experts.num_experts % max(RANKS):
+        return model.weight_bytes(ranks)
+    return min(model.weight_bytes(ranks), model.with_experts_on(max(RANKS)).weight_bytes(ranks))
 
 
 def _variants(model: Model) -> Iterator[Model]:

@@ -175,7 +175,10 @@ class Scheduler:
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
-        self.blocks.settle()
+        if self.blocks.offload is None:
+            self.blocks.settle()
+        else:
+            self.blocks.offload.settle(now)
         draft = StepDraft(now)
         self._policy.compose(planner, draft)
         while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from engine.documents import DocumentError, read_yaml, yaml_text
+from harness.config.composing.pool_defaults import fill_pools
 from harness.config.explaining import explain
 from harness.config.huggingface import resolve_model
 from harness.config.pools import pools_of
@@ -37,6 +38,8 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: missing; give it as {error.full_key}=...") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    if isinstance(values, dict):
+        fill_pools({str(key): value for key, value in values.items()}, cfg)
     if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})

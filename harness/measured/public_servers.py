@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 from collections import abc
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 
@@ -53,6 +54,7 @@ class PublicServer(NamedTuple):
         length_ratio: shortest length that the client sends, as a share of the longest.
         has_front_end: whether clients reached vLLM's own API server, at its endpoint of completions.
         excluded: why no row of this server can be right; such rows are shown and left out of the totals of the page.
+        more: keys of the configuration that replace those of a server of vLLM.
     """
 
     name: str
@@ -74,6 +76,7 @@ class PublicServer(NamedTuple):
     excluded: str = ""
     row_version: str = ""
     gpu_memory_utilization: float | None = None
+    more: abc.Mapping[str, str] = MappingProxyType({})
 
     @property
     def key(self) -> str:
@@ -97,6 +100,7 @@ class PublicServer(NamedTuple):
             **_given("validation.seats", self.max_num_seqs),
             **_given("validation.tokens_beyond_prompt", self.tokens_beyond_prompt),
             "validation.length_ratio": str(self.length_ratio),
+            **self.more,
         }
 
 

@@ -175,6 +175,7 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
         "prefix_cache_hit_rate": hit_rate("num_cached_tokens"),
         "host_hit_rate": hit_rate("num_host_cached_tokens"),
         "disk_hit_rate": hit_rate("num_disk_cached_tokens"),
+        **({"store_hit_rate": hit_rate("num_store_cached_tokens")} if "num_store_cached_tokens" in admitted else {}),
         "parked_s": float(floats(requests, "parked_time").sum()),
         "recomputed_tokens": known_total(requests, "num_recomputed_tokens"),
         "preemptions": known_total(requests, "num_preemptions"),

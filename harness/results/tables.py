@@ -11,6 +11,7 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated (all sequences)
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk
+    num_store_cached_tokens                  and from a store that servers share; only where they do
     prefill_server, prefill_end_time         which one computed its prompt, -1: `server`, and until when; only where
                                              prompts have servers of their own
     parked_time                              s that it was admitted and waited for KV from elsewhere, in sum

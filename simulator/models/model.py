@@ -114,15 +114,17 @@ class Model:
     def num_expert_layers(self) -> int:
         return sum(count for count, _ in self.of_kind(Experts))
 
-    def of_rank(self, num_ranks: int) -> Model:
-        """What is on one of the ranks that share out the experts. Where a token uses more experts than a rank has, the
-        buffers for routed tokens are rather too small."""
+    @property
+    def num_expert_ranks(self) -> int:
+        """Ranks that share out whole experts."""
+        experts = self.first(Experts)
+        return experts.num_ranks if experts else 1
+
+    def with_experts_on(self, num_ranks: int) -> Model:
+        """The same model whose experts are shared out over `num_ranks` ranks."""
 
         def part(block: Block) -> Block:
-            if not isinstance(block, Experts):
-                return block
-            count = block.num_experts // num_ranks
-            return replace(block, num_experts=count, num_used=min(block.num_used, count))
+            return replace(block, num_ranks=num_ranks) if isinstance(block, Experts) else block
 
         return replace(self, blocks=tuple(Counted(count, part(block)) for count, block in self.blocks))
 

@@ -18,6 +18,7 @@ and the tables of the profile are made from
     sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
     attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
+    experts       experts that ranks share out whole, and `exchange` what ranks with attention of their own then send
 
     steps         the host's share of a step with piecewise graphs, by `rules`
 
@@ -35,11 +36,11 @@ import pandas as pd
 
 from engine.engine_config import KVDtype
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
-from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
+from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import copying_work, experts
+from simulator.importers.aiconfigurator.experts import copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
@@ -95,6 +96,10 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         reduced, dropped = all_reduce(database, tensor_parallel_size, most_fused)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
+    if (shared_out := whole_experts(database, model)) is not None:
+        tables["experts"] = shared_out
+        if (exchanged := exchanges(database)) is not None:
+            tables["exchange"] = exchanged
     if _PIECEWISE_GRAPHS in chosen:
         tables["steps"] = steps_table(HOST)
     meta = ProfileMeta(
