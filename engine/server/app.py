@@ -12,20 +12,22 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.server.asking import Asked, BadRequestError, read_chat, read_completion
-from engine.server.backend import Backend, Channel, Opened
+from engine.server.backend import Backend, Channel, Delta, Opened
 from engine.server.streaming import Answering
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _DISCONNECTED = 499  # of nginx: the client has gone
+_CONNECTION = "twinserve.connection"  # in a scope: what uvicorn sends an answer with
+_RECEIVED = "twinserve.received_ns"  # in a scope: when the call came
 
 
-def make_app(backend: Backend, max_waiting: int | None = None) -> Starlette:
+def make_app(backend: Backend, max_waiting: int | None = None) -> ASGIApp:
     """The server before `backend`; requests beyond `max_waiting` that wait for their turn are refused with 503."""
     server = _Server(backend, max_waiting)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/completions", server.completions, methods=["POST"]),
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
@@ -38,6 +40,13 @@ def make_app(backend: Backend, max_waiting: int | None = None) -> Starlette:
         ],
         exception_handlers={404: _not_found, 405: _not_found, BadRequestError: _bad_request, Exception: _failed},
     )
+
+    async def told_of_connection(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_RECEIVED] = time.monotonic_ns()
+        scope[_CONNECTION] = getattr(send, "__self__", None)  # of uvicorn; others have none
+        await app(scope, receive, send)
+
+    return told_of_connection
 
 
 class _Server:
@@ -85,7 +94,7 @@ class _Server:
         asked = read(await _body(request), backend)
         if self._max_waiting is not None and backend.tally.num_waiting >= self._max_waiting:
             raise BadRequestError("The engine is currently overloaded", status=503, kind="overloaded_error")
-        channel = Channel()
+        channel = Channel(request.scope[_RECEIVED])
         try:
             opened = await backend.open(asked.prompts, asked.params, channel, asked.priority)
         except ValueError as error:
@@ -131,11 +140,16 @@ class _Call:
 
 class _Stream(Response):
     """The answer as server-sent events. A slow reader holds up its own writing only: what comes meanwhile is written
-    in one piece when it reads again."""
+    in one piece when it reads again.
+
+    Each piece costs several coroutines on its way through the server's interface. Where the server is uvicorn's, pieces
+    are written to its transport as soon as they come, unless the reader is slow.
+    """
 
     def __init__(self, call: _Call) -> None:
         super().__init__()
         self._call = call
+        self._is_sending = False  # what was taken, and may wait for the reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, answering = self._call, self._call.answering
@@ -144,12 +158,16 @@ class _Stream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if first := answering.first():
                 await send(_piece(first))
+            call.channel.write = self._direct(scope[_CONNECTION])
             while not answering.has_ended:
                 deltas = await call.channel.take()
-                if not deltas:
+                if call.channel.is_closed:
                     return
-                await send(_piece(answering.chunks(deltas)))
-                call.note_written(deltas[-1].due_ns)
+                if deltas:
+                    self._is_sending = True
+                    await send(_piece(answering.chunks(deltas)))
+                    self._is_sending = False
+                    call.note_written(deltas[-1].due_ns)
             await send(_piece(answering.last()))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:  # of the engine: the status is sent, so only the stream can say it
@@ -159,6 +177,23 @@ class _Stream(Response):
         finally:
             watch.cancel()
             call.end()
+
+    def _direct(self, connection: Any) -> abc.Callable[[list[Delta]], bool] | None:
+        """Writes chunks to the transport of uvicorn; None for another server, whose connections are not known."""
+        if not getattr(connection, "chunked_encoding", False):
+            return None
+        write, flow, call = connection.transport.write, connection.flow, self._call
+        chunks, note_written = call.answering.chunks, call.note_written
+
+        def direct(deltas: list[Delta]) -> bool:
+            if self._is_sending or flow.write_paused or connection.disconnected:
+                return False
+            data = chunks(deltas)
+            write(b"%x\r\n%b\r\n" % (len(data), data))
+            note_written(deltas[-1].due_ns)
+            return True
+
+        return direct
 
 
 def _piece(data: bytes) -> Message:

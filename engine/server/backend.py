@@ -38,15 +38,27 @@ class Opened(NamedTuple):
 @dataclass
 class Channel:
     """What a call still has to be told; filled and emptied in the event loop. Deltas of a slow reader pile up here,
-    at most as many as tokens were asked for."""
+    at most as many as tokens were asked for.
 
+    Attributes:
+        received_ns: when the call came, by `time.monotonic_ns`.
+        write: writes deltas to the client at once, without a turn of the event loop, and returns whether it could. What
+            it cannot write waits for `take`.
+    """
+
+    received_ns: int = 0
     pending: list[Delta] = field(default_factory=list)
     error: Exception | None = None
     num_cached_tokens: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
+    write: abc.Callable[[list[Delta]], bool] | None = None
 
-    def put(self, deltas: abc.Iterable[Delta]) -> None:
+    def put(self, deltas: list[Delta]) -> None:
+        if self.write is not None and not self.pending and self.write(deltas):
+            if deltas[-1].finish_reason is not None:
+                self._changed.set()  # the end of the answer is for who takes
+            return
         self.pending += deltas
         self._changed.set()
 
@@ -60,12 +72,13 @@ class Channel:
         self._changed.set()
 
     async def take(self) -> list[Delta]:
-        """What came since the last call, once there is any; nothing where the channel was closed.
+        """What came since the last call, once there is any or a sequence has ended; nothing where the channel was
+        closed.
 
         Raises:
             Exception: what the backend failed with.
         """
-        while not (self.pending or self.error or self.is_closed):
+        if not (self.pending or self.error or self.is_closed):
             self._changed.clear()
             await self._changed.wait()
         if self.is_closed:

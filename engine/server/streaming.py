@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import abc
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from engine.api.outputs import TokenLogprobs
@@ -87,13 +88,26 @@ class Answering:
         ]
         return self._chunk(choices)
 
-    def chunks(self, deltas: abc.Iterable[Delta]) -> bytes:
+    def chunks(self, deltas: abc.Sequence[Delta]) -> bytes:
         """The chunks of these deltas: one for each sequence that has grown."""
+        if len(deltas) == 1 and deltas[0].finish_reason is None and self._asked.params.logprobs is None:
+            return self._next_chunk(deltas[0])
         grown: dict[int, Choice] = {}
         for delta in deltas:
             grown.setdefault(self._note(delta), Choice()).add(delta)
         parts = [self._chunk([self._choice(i, new, "delta")]) for i, new in grown.items()]
         return b"".join(parts)
+
+    def _next_chunk(self, delta: Delta) -> bytes:
+        """The chunk of a delta that ends nothing, which nearly all are: put together without making its document."""
+        index = self._note(delta)
+        before, after = ('"delta":{"content":', "}") if self._asked.is_chat else ('"text":', "")
+        ids = f',"token_ids":{_to_json(delta.token_ids)}' if self._asked.shows_ids else ""
+        usage = f',"usage":{_to_json(self._usage())}' if self._asked.shows_running_usage else ""
+        return (
+            f'{self._opening}"choices":[{{"index":{index},{before}{encode_basestring_ascii(delta.text)}{after},'
+            f'"logprobs":null,"finish_reason":null,"stop_reason":null{ids}}}]{usage}}}\n\n'
+        ).encode()
 
     def last(self) -> bytes:
         """What a stream ends with."""

@@ -106,5 +106,10 @@ class Tally:
         for name, (title, help_text) in _HISTOGRAMS.items():
             lines += [f"# HELP vllm:{title} {help_text}", f"# TYPE vllm:{title} histogram"]
             lines += self.times[name].lines(f"vllm:{title}", labels)
-        lines += self.lateness.lines("twinserve:chunk_lateness_seconds", labels)
+        name = "twinserve:chunk_lateness_seconds"
+        lines += [
+            f"# HELP {name} From when a simulated chunk was due until it was written.",
+            f"# TYPE {name} histogram",
+        ]
+        lines += self.lateness.lines(name, labels)
         return "\n".join(lines) + "\n"

@@ -32,11 +32,13 @@ class Live:
         self._loop = loop
         self._plan: StepPlan | None = None  # made ahead
         self._is_idle = True
+        self._last_ns = 0  # of the simulation: no request is taken for one that came before
         self._number = 0  # of the event that is expected: one that was expected before is out of date
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Take requests that arrive now, together."""
-        now = time.monotonic_ns()
+    def submit(self, requests: Iterable[Request], received_ns: int) -> None:
+        """Take requests that arrived at `received_ns`, together; what was done since then to read them costs no time of
+        the simulation."""
+        now = self._last_ns = max(received_ns, self._last_ns)
         for request in requests:
             request.arrival_time = now
             self._replica.submit(request, now)
@@ -46,6 +48,7 @@ class Live:
     def _begin(self, now: int) -> None:
         """Plan at `now`, a time of the simulation, which has passed."""
         replica = self._replica
+        self._last_ns = max(now, self._last_ns)
         self._number += 1
         plan = self._plan or replica.plan(now)
         self._plan = None

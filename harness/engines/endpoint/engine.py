@@ -23,6 +23,7 @@ from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
 
 _NAP_S = 0.5  # longest wait between two looks at whether to stop
+_EARLY_S = 0.0012  # timers of an event loop are up to a millisecond late: from here on it looks at the clock
 
 
 class EndpointEngine:
@@ -151,7 +152,7 @@ class EndpointEngine:
 
     async def _wait_for_arrival(self) -> None:
         self._changed.clear()
-        wait_s = min((self._arrivals.next_ns - self._now_ns()) * 1e-9, _NAP_S)
+        wait_s = min((self._arrivals.next_ns - self._now_ns()) * 1e-9 - _EARLY_S, _NAP_S)
         if wait_s <= 0:
             await asyncio.sleep(0)
             return
@@ -198,8 +199,9 @@ class EndpointEngine:
             await self._client.ask(request, prompt, Answer(row, 0, 0))
         if self._settings.reset_cache:
             await self._client.reset_cache()
+        text = await self._metrics_text()
         self._start_ns = time.perf_counter_ns()
-        await self._read_once()
+        self._note_reading(text, 0)
 
     async def _read_metrics(self) -> None:
         while self._settings.metrics_interval_s:
@@ -207,8 +209,17 @@ class EndpointEngine:
             await self._read_once()
 
     async def _read_once(self) -> None:
+        self._note_reading(await self._metrics_text(), self._now_ns())
+
+    def _note_reading(self, text: str | None, now_ns: int) -> None:
+        if text is not None:
+            self._recorder.readings.add(text, now_ns)
+
+    async def _metrics_text(self) -> str | None:
+        """None where it is not wanted, or a server has none."""
         if not self._settings.metrics_interval_s:
-            return
+            return None
         url = self._settings.metrics or f"{self._client.root}/metrics"
-        with suppress(aiohttp.ClientError, OSError, TimeoutError):  # a server without metrics says nothing
-            self._recorder.readings.add(await self._client.text(url), self._now_ns())
+        with suppress(aiohttp.ClientError, OSError, TimeoutError):
+            return await self._client.text(url)
+        return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from engine.server.app import make_app
 from engine.server.backend import Backend
@@ -93,7 +93,7 @@ async def _nothing() -> None: ...
 
 
 async def _run(
-    app: Starlette,
+    app: ASGIApp,
     start: Callable[[], None],
     listening: socket.socket,
     on_ready: Callable[[str], None],

@@ -101,7 +101,7 @@ class SimulatedBackend:
         call = _Call(channel, requests)
         for place, request in enumerate(requests):
             self._calls[request.request_id] = call, place
-        self._live.submit(requests)
+        self._live.submit(requests, channel.received_ns)
         return Opened(call, read)
 
     def abort(self, call: object) -> None:
