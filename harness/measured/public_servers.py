@@ -116,7 +116,8 @@ _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
 _NIGHTLY = "nightly-5b8c30d62b754b57"  # of 25 March 2026, a week before 0.19.0
 _HOPPER = "script: 0.95 of the memory, defaults of vLLM"
-_SHARED_OUT = "the script asks for expert parallelism, which is not simulated"
+# The script asks for expert parallelism, whatever the rows say; the number of GPUs is that of each row.
+_WHOLE_EXPERTS = {"expert_parallel": "true", "tensor_parallel_size": "2"}
 _BLACKWELL = "script: fp8 KV cache, two prompts a step, graphs up to 2,048 tokens"
 _TWO_PROMPTS: dict[str, Any] = {"kv_cache_dtype": "fp8", "tokens_beyond_prompt": "prompt", "max_graph_tokens": 2048}
 _NVIDIA = "likely aiconfigurator's generator and client"
@@ -166,14 +167,14 @@ SERVERS = (
     *(
         PublicServer(
             "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "h200", "minimax-m2.5", "fp8_block", version, _HOPPER,
-            row_version=version, gpu_memory_utilization=0.95, excluded=excluded,
+            row_version=version, gpu_memory_utilization=0.95, more=more,
         )
-        for version, excluded in (("0.16.0", ""), ("0.18.0", _SHARED_OUT))
+        for version, more in (("0.16.0", {}), ("0.18.0", _WHOLE_EXPERTS))
     ),
     PublicServer(
         "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0",
         "script: 0.95 of the memory, Triton's experts", row_version="0.17.0", gpu_memory_utilization=0.95,
-        excluded=_SHARED_OUT,
+        more=_WHOLE_EXPERTS,
     ),
     *(
         PublicServer(

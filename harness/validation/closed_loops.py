@@ -87,7 +87,7 @@ def system_of(config: RunConfig, row: Any) -> System:
     update = {
         "tensor_parallel_size": int(row.tensor_parallel_size),
         "data_parallel_size": int(row.data_parallel_size),
-        "expert_parallel": bool(row.expert_parallel),
+        "expert_parallel": config.expert_parallel or bool(row.expert_parallel),
         "max_num_seqs": seats,
         "max_num_batched_tokens": max(tokens, seats),
     }
