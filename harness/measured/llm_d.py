@@ -52,7 +52,9 @@ def _latency(name: str, statistics: Mapping[str, Any]) -> dict[str, float]:
     """The statistics in ms, such as median_ttft_ms for p50."""
     unit = _MILLISECONDS.get(str(statistics.get("units")))
     found: dict[str, float] = {}
-    for key, value in statistics.items() if unit is not None else ():
+    if unit is None:
+        return found
+    for key, value in statistics.items():
         percentile = _STATISTIC.fullmatch(str(key))
         if key == "p50":
             statistic = "median"

@@ -125,7 +125,8 @@ def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> lis
 def _row(answer: Answer, status: str) -> tuple[int, ...]:
     finish_ns = answer.last_ns if status == "finished" else None
     times = (UNSET if each is None else each for each in (None, answer.first_ns, finish_ns))
-    return (answer.row, STATUSES.index(status), answer.arrival_ns, *times, answer.num_tokens, *(0,) * 7)
+    seen = answer.row, STATUSES.index(status), answer.arrival_ns, *times, answer.num_tokens
+    return (*seen, *(0,) * (len(REQUEST_COLUMNS) - len(seen)))
 
 
 def _empty_steps(num_rows: int) -> pd.DataFrame:

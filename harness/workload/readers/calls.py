@@ -136,3 +136,11 @@ def number(value: Any) -> float | None:
     """A finite number of the file; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
     return float(value) if is_number else None
+
+
+def moment(value: Any) -> float | None:
+    """Seconds since 1970 of a date with a time, or of nanoseconds since then; None for anything else."""
+    if not isinstance(value, str | int | float):
+        return None
+    time = pd.to_datetime(value, utc=True, errors="coerce")
+    return None if pd.isna(time) else float(time.timestamp())

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pandas as pd
-
 from harness.errors import TraceError
-from harness.workload.readers.calls import Call, documents, trace_of_calls
+from harness.workload.readers.calls import Call, documents, moment, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 
@@ -41,7 +39,7 @@ def read(path: str, rules: RowRules) -> Trace:
 class _Span:
     """A call of a model with its texts."""
 
-    def __init__(self, session: int, span: dict[str, Any], attributes: dict[str, Any]) -> None:
+    def __init__(self, session: int, start_s: float, end_s: float, attributes: dict[str, Any]) -> None:
         messages = _messages(attributes.get(_INPUT))
         self.said = {_text(each) for each in messages if each.get("role") == "assistant"} - {""}
         self.answer = next((str(attributes[key]) for key in _OUTPUT_TEXTS if attributes.get(key)), "") or "".join(
@@ -52,7 +50,6 @@ class _Span:
         self.is_estimated = prompt is None or output is None
         prompt = prompt or max(1, sum(map(len, map(_text, messages))) // _CHARACTERS)
         output = output or max(1, len(self.answer) // _CHARACTERS)
-        start_s, end_s = (_time(span, name).timestamp() for name in ("start_time", "end_time"))
         self.call = Call(session, start_s, max(start_s, end_s), prompt, output)
         self.before: set[int] = set()  # numbers of all calls that this one waited for, and that those waited for
 
@@ -62,9 +59,10 @@ def _session(path: str, session: int, spans: Any) -> list[_Span]:
     for span in spans if isinstance(spans, list) else ():
         attributes = span.get("attributes") if isinstance(span, dict) else None
         if isinstance(attributes, dict) and attributes.get(_INPUT) and _is_chat(span, attributes):
-            if any(pd.isna(_time(span, name)) for name in ("start_time", "end_time")):
+            start_s, end_s = moment(span.get("start_time")), moment(span.get("end_time"))
+            if start_s is None or end_s is None:
                 raise TraceError(f"{path}: span {span.get('span_id')} has no start_time and end_time")
-            found.append(_Span(session, span, attributes))
+            found.append(_Span(session, start_s, end_s, attributes))
     found.sort(key=lambda each: each.call.start_s)
     for number, each in enumerate(found):
         ended = [i for i, other in enumerate(found[:number]) if other.call.end_s <= each.call.start_s]
@@ -99,8 +97,3 @@ def _text(message: dict[str, Any]) -> str:
     if isinstance(content, list):
         return "".join(_text(part) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else str(message.get("text") or "")
-
-
-def _time(span: dict[str, Any], name: str) -> pd.Timestamp:
-    """A date with a time, or nanoseconds since 1970; NaT for anything else."""
-    return pd.to_datetime(span.get(name), utc=True, errors="coerce")

@@ -6,9 +6,7 @@ from collections import defaultdict
 from itertools import count, islice
 from typing import Any
 
-import pandas as pd
-
-from harness.workload.readers.calls import Call, documents, trace_of_calls
+from harness.workload.readers.calls import Call, documents, moment, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 
@@ -55,9 +53,8 @@ def _times(document: dict[str, Any]) -> tuple[float, float] | None:
     events = document.get("timing_events")
     found: dict[str, list[float]] = defaultdict(list)
     for event in events if isinstance(events, list) else ():
-        time = pd.to_datetime(event.get("timestamp"), utc=True, errors="coerce") if isinstance(event, dict) else None
-        if time is not None and not pd.isna(time):
-            found[event.get("event_type")].append(time.timestamp())
+        if isinstance(event, dict) and (time := moment(event.get("timestamp"))) is not None:
+            found[str(event.get("event_type"))].append(time)
     inputs = [time for kind in _INPUTS for time in found[kind]]
     outputs = [time for kind in _OUTPUTS for time in found[kind]]
     if not inputs and not outputs:

@@ -39,7 +39,7 @@ def read(columns: dict[str, Any], **rules: Any) -> Trace:
 
 
 def test_a_fork_and_its_join_arrive_when_the_last_of_those_that_they_wait_for_has_ended() -> None:
-    config = SessionsArrival(rate=1.0, think_time="trace")
+    config = SessionsArrival(rate=1.0, think_time="trace")  # type: ignore[arg-type]
     arrivals = make_arrivals(read(FORK), config, np.random.default_rng(0))
     arrived, finished = drive(arrivals, [each * SECOND for each in (3, 5, 1, 2, 1)])
     assert [(row, time / SECOND) for time, row in arrived] == [(0, 0), (1, 3), (2, 4), (3, 8), (4, 12)]

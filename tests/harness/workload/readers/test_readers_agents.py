@@ -33,7 +33,7 @@ def call(t: float, prompt: int, output: int, ids: list[int], api: float, think: 
     }
 
 
-WEKA = {
+WEKA: dict[str, Any] = {
     "id": "trace_0001", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 64,
     "system_tokens": 0, "totals": {},
     "requests": [
