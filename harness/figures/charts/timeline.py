@@ -152,10 +152,14 @@ def _engine_state(result: RunResult, summary: Mapping[str, Any], bins: _Bins, pl
     found.append(panel("KV cache in use", f"peak {peaks['used']:.1%}", "% of blocks", 100 * bins.mean(used), 3, full))
     found += _waste(result, summary, bins, plot)
     if (servers := server_levels(result)) is not None:
-        paid = np.diff(servers[1].integral(bins.edges)) / bins.width
+        integral = servers[1].integral(bins.edges)
+        paid = np.diff(integral) / bins.width
         cost = summary.get("cost")
         note = f"{servers[1].values.max():,.0f} at most" + ("" if cost is None else f", ${cost:,.2f} in all")
         found.append(panel("Servers paid for", note, "servers", paid, 6))
+        if cost:
+            spent = cost * (integral[1:] - integral[0]) / (integral[-1] - integral[0])
+            found.append(panel("Cost so far", f"${cost:,.2f} in all", "$", spent, 5))
     if preempted.any():
         per_s = bins.total(preempted) / bins.width
         found.append(panel("Preemptions", f"{preempted.sum():,} in all", "per s", per_s, 7))
