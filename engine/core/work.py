@@ -62,7 +62,7 @@ class StepWork(NamedTuple):
         """
         if self.later_squared_contexts is not None:
             return self.later_squared_contexts[:num_steps]
-        steps = np.arange(num_steps, dtype=np.int64)
+        steps: NDArray[np.int64] = np.arange(num_steps, dtype=np.int64)
         return self.num_squared_context_tokens + steps * (2 * self.num_context_tokens + steps * self.num_decodes)
 
     def after(self, num_steps: int) -> StepWork:

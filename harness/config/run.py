@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from engine.core.kv.contiguous import FORESEEING
+from engine.core.kv.reservation import FORESEEING
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from engine.engine_config import KVDtype, conflict_with_pages, default_block_size
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator

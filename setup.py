@@ -1,0 +1,35 @@
+"""Compiles what takes most of a simulation's time into C, where it is asked to; the Python files stay the only source.
+
+    TWINSERVE_COMPILE=1 pip install .                        in an installation
+    TWINSERVE_COMPILE=1 python setup.py build_ext --inplace  in a checkout, for tests and measurements
+
+It takes mypyc, which comes with mypy, a C compiler and some minutes. Without the variable nothing is compiled.
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import setup
+
+# Nobody inherits from a compiled class, and configurations, users' policies and tests do from these.
+PYTHON = ("policies", "routing", "planning/policy", "scheduler_options", "kv/reservation")
+COMPILED = [
+    *sorted(path for path in Path("engine/core").rglob("*.py") if not path.as_posix()[12:].startswith(PYTHON)),
+    Path("engine/core/routing/prefix_estimate.py"),
+    *sorted(Path("simulator/costs").glob("*.py")),
+    *(Path(f"simulator/{name}.py") for name in ("desk", "gateway", "replica", "drivers/alone", "drivers/shared")),
+]
+REQUIREMENTS = ["mypy>=1.15"]
+
+
+def extensions() -> list:
+    try:
+        from mypyc.build import mypycify
+    except ModuleNotFoundError:  # pip asks for the requirements first
+        return []
+    options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
+    return mypycify([*options, *(str(path) for path in COMPILED if path.name != "__init__.py")], opt_level="2")
+
+
+IS_ASKED = os.environ.get("TWINSERVE_COMPILE") == "1"
+setup(setup_requires=REQUIREMENTS if IS_ASKED else [], ext_modules=extensions() if IS_ASKED else [])
