@@ -28,7 +28,7 @@ def extensions() -> list:
     except ModuleNotFoundError:  # pip asks for the requirements first
         return []
     options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
-    return mypycify([*options, *(str(path) for path in COMPILED if path.name != "__init__.py")], opt_level="2")
+    return mypycify([*options, *(str(path) for path in COMPILED if path.name != "__init__.py")], opt_level="1")
 
 
 IS_ASKED = os.environ.get("TWINSERVE_COMPILE") == "1"

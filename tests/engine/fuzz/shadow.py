@@ -42,7 +42,7 @@ class ShadowExecutor:
         if workload.options.policy not in APART:  # there somebody is swapped in before decodes are looked at
             self.scheduler._policy.compose = watched(self.scheduler._policy.compose)  # type: ignore[method-assign, assignment]
         self.last_token: dict[Sequence, int] = {}  # when it came
-        self.shares = Shares(workload.options, self.scheduler.waiting) if workload.options.policy == "fair" else None
+        self.shares = Shares(workload.options, self.scheduler._policy) if workload.options.policy == "fair" else None
         for i, case in enumerate(workload.cases):
             self.events.append((case.arrival_step, ARRIVE, i))
             if case.abort_step is not None:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from engine.core.admission.tenant_queue import TenantQueue
-from engine.core.admission.waiting_queue import WaitingQueue
+from typing import Any
+
+from engine.core.planning.policy import Policy
+from engine.core.policies.fair import Fair
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 
 
 class Shares:
     """The service of every tenant, counted anew whenever the queue takes a turn: what its requests were given, and what
-    it was lifted by when it came to wait."""
+    it was lifted by when it came to wait. It is between the policy and its queue."""
 
-    def __init__(self, options: SchedulerOptions, queue: WaitingQueue) -> None:
-        assert isinstance(queue, TenantQueue)
+    def __init__(self, options: SchedulerOptions, policy: Policy) -> None:
+        assert isinstance(policy, Fair)
         self.requests: list[Request] = []  # all that were ever added
-        self._queue = queue
+        self._queue = policy._queue
+        policy._queue = self  # type: ignore[assignment]
         self._input_weight = options.options.get("input_weight", 1)
         self._output_weight = options.options.get("output_weight", 2)
         self._lifts: dict[int, int] = {}
-        self._turn, queue.turn = queue.turn, self._checked_turn  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
 
     def _service(self, tenant: int) -> int:
         admitted = [r for r in self.requests if r.tenant == tenant and r.first_scheduled_time is not None]
         prompts, outputs = sum(r.num_prompt_tokens for r in admitted), sum(r.num_output_tokens for r in admitted)
         return self._input_weight * prompts + self._output_weight * outputs + self._lifts.get(tenant, 0)
 
-    def _checked_turn(self) -> None:
+    def turn(self) -> None:
         queue = self._queue
         expected = {tenant: self._service(tenant) for tenant in queue.served}
         others = [tenant for tenant in queue.heaps if tenant not in queue._newcomers] or [queue._last]
@@ -35,7 +40,7 @@ class Shares:
             self._lifts[tenant] = self._lifts.get(tenant, 0) + max(0, least - expected[tenant])
             expected[tenant] = max(expected[tenant], least)
             others = others if others[0] in queue.heaps else [tenant]
-        self._turn()
+        queue.turn()
         assert queue.served == expected, "the service of a tenant is miscounted"
         tops = [(expected[tenant], heap[0]) for tenant, heap in queue.heaps.items()]
         assert not tops or queue.head is min(tops)[1][-1], "the head is not of the least served tenant, or came later"
