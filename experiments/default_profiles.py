@@ -5,12 +5,13 @@
     python -m experiments.default_profiles --systems h100_sxm --root <folder of aiconfigurator_core> --history <folder>
     python -m experiments.default_profiles --models phi-4 --history <folder>     adds these to what the archives hold
 
-For every GPU, every model of conf/model that fits on up to eight of them: in its own format, and where that is 16 bits
-also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2, 4 and 8 ranks. A combination that
-the database has no operators for is left out and named. Beside the tables of vLLM's newest choice stand those that
-other kernels change (`simulator.vllm_versions`). `--history` has the tables of vLLM 0.19.0, for NVFP4 products of
-CUTLASS: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c. The times that make a
-profile, and the rules for those that the database lacks, are in simulator/importers/aiconfigurator.
+For every GPU, every model of conf/model that fits on up to eight of them, which may share out whole experts: in its own
+format, and where that is 16 bits also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2,
+4 and 8 ranks. A combination that the database has no operators for is left out and named. Beside the tables of vLLM's
+newest choice stand those that other kernels change (`simulator.vllm_versions`). `--history` has the tables of vLLM
+0.19.0, for NVFP4 products of CUTLASS: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit
+095f58a51c4c. The times that make a profile, and the rules for those that the database lacks, are in
+simulator/importers/aiconfigurator.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ times by rule for operators that the database lacks. meta.yaml of each profile n
 _LARGEST = 0.9  # share of a device's memory that weights may take
 _FORMATS = ("none", "fp8", "fp8_block", "nvfp4")
 _OLD_PRODUCTS = {"b200_sxm": "/vllm/0.19.0"}  # tables of the kernel cutlass_fp4
+_OLD = "cutlass_fp4"
+_OF_OLD = (_OLD, "routing_kernels")  # of which a server has both, or none
 _HOPPER = ("h100_sxm", "h200_sxm")
 
 
@@ -85,11 +88,11 @@ class Sources(NamedTuple):
     root: str | None
     history: str
 
-    def name(self, kernel: str = "") -> str:
-        """The name of the profile with another kernel."""
-        if kernel == "cutlass_fp4":
-            return f"aiconfigurator:{self.history}:{self.system}{_OLD_PRODUCTS[self.system]}"
-        return ":".join(filter(None, ("aiconfigurator", self.root, self.system + (f"+{kernel}" if kernel else ""))))
+    def name(self, kernel: str = "", *, is_old: bool = False) -> str:
+        """The name of the profile with another kernel; `is_old`: beside old products."""
+        database = f"{self.history}:{self.system}{_OLD_PRODUCTS[self.system]}" if is_old else self.system
+        named = f"{database}+{kernel}" if kernel and kernel != _OLD else database
+        return ":".join(filter(None, ("aiconfigurator", None if is_old else self.root, named)))
 
 
 def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
@@ -110,7 +113,8 @@ _all_reduces: dict[tuple[Sources, int], Profile] = {}  # which are the same for 
 def _of_any_model(sources: Sources, kernel: str, model: Model, ranks: int, device: Device) -> Profile:
     """The profile of a model with another kernel; one of any model, where the kernel is of no model's."""
     if kernel != "separate_norms":
-        return open_profile(sources.name(kernel), model, ranks, 256, device)
+        is_old = sources.system in _OLD_PRODUCTS and kernel in _OF_OLD and model.quantization.name == "nvfp4"
+        return open_profile(sources.name(kernel, is_old=is_old), model, ranks, 256, device)
     if (sources, ranks) not in _all_reduces:
         _all_reduces[sources, ranks] = open_profile(sources.name(kernel), model, ranks, 256, device)
     return _all_reduces[sources, ranks]
@@ -120,13 +124,15 @@ def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]
     """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
     if ranks > 1:
         yield "separate_norms", "all_reduce"
+    if any(block.routes_ungrouped for _, block in model.of_kind(Experts)):
+        yield "routing_kernels", "tokens"
     match model.quantization.name:
         case "fp8":
             yield "static_scales", "tokens"
         case "fp8_block" if model.first(Experts) and system in _HOPPER and ranks < 8:
             yield "deepgemm", "tokens"
         case "nvfp4" if system in _OLD_PRODUCTS:
-            yield "cutlass_fp4", "tokens"
+            yield _OLD, "tokens"
         case "mxfp4":
             yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
 
@@ -137,8 +143,16 @@ def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Mod
             continue
         for variant in _variants(model_shape(config.model, config.weight_format, "auto")):
             for ranks in RANKS:
-                if not config.model.shares_out(ranks) and variant.weight_bytes(ranks) < _LARGEST * device.memory_bytes:
+                if not config.model.shares_out(ranks) and _least_bytes(variant, ranks) < _LARGEST * device.memory_bytes:
                     yield variant, ranks
+
+
+def _least_bytes(model: Model, ranks: int) -> int:
+    """Bytes of the weights on one of `ranks` ranks, alone or as one of eight GPUs that share out whole experts."""
+    experts = model.first(Experts)
+    if experts is None or experts.num_experts % max(RANKS):
+        return model.weight_bytes(ranks)
+    return min(model.weight_bytes(ranks), model.with_experts_on(max(RANKS)).weight_bytes(ranks))
 
 
 def _variants(model: Model) -> Iterator[Model]:

@@ -2,8 +2,9 @@
 
 runs.jsonl has results of `vllm bench serve` from docs/performance-lab of gpustack/gpustack, one object a line: page,
 command of the server, workload, versions, lengths in tokens, latencies in ms. A server of vLLM is entered by its own
-command line and version. SGLang and TensorRT-LLM are not simulated: their servers are entered as the newest vLLM of the
-same model and GPUs. Requests arrive at once or from so many clients as the run had, with the run's mean lengths.
+command line and version, one of SGLang by its command line and with the times of SGLang's kernels. TensorRT-LLM is not
+simulated: its servers are entered as the newest vLLM of the same model and GPUs. Requests arrive at once or from so
+many clients as the run had, with the run's mean lengths.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.board.point import Found, Point, refusal
+from experiments.inferencex.other_engines import DEVICES, sglang_kernels
 from harness import run
 from harness.engines.resolving.known_error import AT_ONCE, CLOSED_LOOP, run_class
 from harness.engines.resolving.system import resolve
@@ -32,13 +34,13 @@ _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 _FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
 
 
-def points(data: Path, page: str, every: int = 1, cost: str = "profiled") -> Found:
-    """The points of a page of runs.jsonl; `every` n-th of them."""
+def points(data: Path, silicon: Path, page: str, every: int = 1, cost: str = "profiled") -> Found:
+    """The points of a page of runs.jsonl; `every` n-th of them. `silicon` lies beside the times of SGLang's kernels."""
     found: list[Point] = []
     left_out: dict[str, int] = {}
     for measured in [each for each in _runs(data) if each["page"] == page][::every]:
         try:
-            found.append(_point(measured, cost))
+            found.append(_point(measured, silicon, cost))
         except TwinServeError as error:
             reason = refusal(error)
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -54,14 +56,20 @@ def _runs(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
 
 
-def _point(measured: dict[str, Any], cost: str) -> Point:
+def _point(measured: dict[str, Any], silicon: Path, cost: str) -> Point:
     """The simulated beside the measured figures of a run; raises TwinServeError where it cannot be simulated."""
     device = next(name for key, name in _DEVICES.items() if key in measured["page"])
     engine = _ENGINES[measured["command"].split()[0]]
-    overrides = [f"import_vllm={_command(measured, engine)}", f"device={device}", f"cost={cost}", "scheduler=vllm"]
+    key, scheduler = ("import_sglang", "sglang") if engine == "SGLang" else ("import_vllm", "vllm")
+    overrides = [f"{key}={_command(measured, engine)}", f"device={device}", f"cost={cost}", f"scheduler={scheduler}"]
     version = (measured["versions"].get(engine) or "").removeprefix("v")
     if engine == "vLLM" and version:
         overrides.append(f"engine.vllm_version={version}")
+    if engine == "SGLang":
+        overrides.append("frontend=none")
+        if cost == "profiled":
+            system = next(name for name, known in DEVICES.items() if known == device)
+            overrides.append(f"cost.profile={sglang_kernels(silicon, system)}")
     clients = measured["max_concurrency"] and int(measured["max_concurrency"])
     if clients:
         overrides += ["arrival=closed_loop", f"arrival.concurrency={clients}"]
@@ -79,7 +87,7 @@ def _point(measured: dict[str, Any], cost: str) -> Point:
         kind=run_class(resolve(found.config), CLOSED_LOOP if clients else AT_ONCE), num_gpus=found.config.num_gpus,
         clients=clients, prompt=measured["input_tokens"] / num_requests,
         output=measured["output_tokens"] / num_requests,
-        assumed="mean lengths" if engine == "vLLM" else "simulated as the newest vLLM",
+        assumed="simulated as the newest vLLM" if engine == "TensorRT-LLM" else "mean lengths",
         fitted=measured["page"] in _FITTED and engine == "vLLM",
         measured={name: measured[key] for name, key in names.items()},
         predicted={name: summary[key] for name, key in names.items()},
@@ -87,7 +95,7 @@ def _point(measured: dict[str, Any], cost: str) -> Point:
 
 
 def _command(measured: dict[str, Any], engine: str) -> str:
-    """The command line of vLLM for a server."""
+    """The command line of vLLM or SGLang for a server."""
     command = str(measured["command"])
     if any(word in command for word in _OTHER_SERVICE):
         raise TwinServeError("speculation, data or expert parallelism")
@@ -96,8 +104,10 @@ def _command(measured: dict[str, Any], engine: str) -> str:
     if engine == "vLLM":
         tokens = re.search(r"--max-num-batched-tokens \d+", measured["workload"] or "")
         return re.sub(r"--max-num-batched-tokens \d+", tokens[0], command) if tokens else command
-    model = re.search(r"(?:--model-path|--model|trtllm-serve)[ =](\S+)", command)
-    ranks = re.search(r"--(?:tp-size|tp_size|tp)[ =](\d+)", command)
+    if engine == "SGLang":
+        return command
+    model = re.search(r"trtllm-serve (\S+)", command)
+    ranks = re.search(r"--(?:tp_size|tp)[ =](\d+)", command)
     assert model is not None
     return f"vllm serve {model[1]} -tp {ranks[1] if ranks else 1}"
 

@@ -12,7 +12,6 @@ An exception from a signal handler must not meet an import: some C extensions pr
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
@@ -36,7 +34,8 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 def end_at_once() -> None:
-    """From now on signals end the process."""
+    """From now on signals end the process, also where who started it had blocked them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: _end())
 
@@ -50,9 +49,9 @@ def raised() -> Iterator[None]:
 
 
 def was_raised() -> bool:
-    """Whether a signal raised KeyboardInterrupt since the last block of `raised` began, whatever became of it: a
-    library may raise something else in its place, or go on."""
-    return bool(_raised)
+    """Whether a signal raised KeyboardInterrupt in this thread since the last block of `raised` began, whatever became
+    of it: a library may raise something else in its place, or go on; Python itself goes on after a finalizer."""
+    return bool(_raised) and threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
@@ -103,6 +102,8 @@ class Forwarded:
         self._handling = _handled(lambda number, frame: signals.append(number))
 
     def __enter__(self) -> None:
+        from multiprocessing import resource_tracker  # imported late, as a run does without it
+
         resource_tracker.ensure_running()  # its start, which unmasks signals, must not come later
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # raises what a signal until now raises
@@ -170,6 +171,8 @@ def _handled(handler: _Handler) -> Iterator[None]:
 
 
 def _workers() -> set[int]:
+    import multiprocessing  # imported by `Forwarded`
+
     return {worker.pid for worker in multiprocessing.active_children() if worker.pid is not None}
 
 

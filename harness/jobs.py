@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -31,8 +32,6 @@ from harness.results.stored.files import (
 )
 from harness.results.stored.inputs import input_digests
 from harness.results.stored.perfetto import TRACE
-from harness.studies.sweeps import sweep
-from harness.studies.sweeps.sweep import write_report_page
 
 # The package that only this task needs, and the extra that installs it.
 _EXTRAS = {
@@ -55,15 +54,19 @@ def run_job(cfg: DictConfig) -> None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.MULTIRUN:
-        sweep.run_job(cfg, folder, execute)
+        _sweep().run_job(cfg, folder, execute)
         return
     try:
         config = parse(cfg)
         execute(config, folder)
         if config.plots and config.task != "report":
-            write_report_page(folder, folder)
+            _sweep().write_report_page(folder, folder)
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
+
+
+def _sweep() -> ModuleType:
+    return importlib.import_module("harness.studies.sweeps.sweep")  # late, as most runs do without it
 
 
 def execute(config: RunConfig, folder: Path) -> None:
@@ -84,7 +87,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
-        sweep.report(config.results, folder, config.plot, config.report.baseline)
+        _sweep().report(config.results, folder, config.plot, config.report.baseline)
         return
     if config.task == "plot":
         importlib.import_module("harness.studies.comparison.drawing").draw(config, folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import api
+from harness import api, interrupts
 from harness.config import RunConfig
 from harness.engines.availability import check_server
 from harness.record.progress_bar import Terminal
@@ -35,8 +35,9 @@ def run(config: RunConfig, folder: Path) -> dict[str, Any]:
 def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, confirms: bool = True) -> dict[str, Any]:
     """Search in `folder` as `config.capacity` says, print what was found and return it; raises as
     `harness.studies.capacity.capacity.find`."""
-    from harness.studies.capacity.capacity import find  # imported late, as a run does without them
-    from harness.studies.capacity.table import print_table, read_document
+    with interrupts.held():
+        from harness.studies.capacity.capacity import find  # imported late, as a run does without them
+        from harness.studies.capacity.table import print_table, read_document
 
     console = Console()
     try:
@@ -50,7 +51,8 @@ def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, conf
 def serve(config: RunConfig, folder: Path) -> None:
     """Be a server until a signal comes, as `config.serve` says; raises ConfigError."""
     check_server()
-    from harness.engines.serving.serve import serve  # imported late, as it brings a web framework
+    with interrupts.held():
+        from harness.engines.serving.serve import serve  # imported late, as it brings a web framework
 
     console = Console()
     serve(config, folder, lambda address: console.print(f"serving at {address}", highlight=False))

@@ -126,6 +126,7 @@ RANGES = {
     "num_decodes": Range(0, 1 << 20, is_whole=True),
     "decode_context": _TOKENS_OR_NONE,
     "deviation_pct": Range(1, 1_000_000, is_whole=True),
+    "num_ranks": Range(2, 1 << 16, is_whole=True),
     "num_bytes": Range(1, 1 << 50, is_whole=True),
     "time_us": _CALL_US,
     "rest_us": _ADDED_US,

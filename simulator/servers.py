@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import gcd
 
 from engine.core.decodes.uniform import uniform_decodes
+from engine.core.kv.shared_store import SharedStore
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.cost import CostModel
-from simulator.costs.ranks import RankCost, SharedExperts
+from simulator.costs.profiled import ProfiledCost
+from simulator.costs.ranks import RankCost, by_profile, by_rates
 from simulator.costs.roofline import RooflineCost
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
 from simulator.drivers.lockstep import Ranks
@@ -23,12 +26,18 @@ from simulator.system import System
 from simulator.transfers import NoTransfers, TransferEngine
 
 
-def make_replica(system: System, cost: CostModel, observer: Observer, port: Port | None = None) -> Replica:
+def make_replica(
+    system: System, cost: CostModel, observer: Observer, port: Port | None = None, store: SharedStore | None = None
+) -> Replica:
     """A server as `system` describes it, whose steps `cost` prices; `port` is its link to others that it hands KV to or
-    takes it from."""
-    transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size)
+    takes it from, `store` a memory that it shares with others."""
+    transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size, store)
+    scheduler = scheduler_of(system)
+    if store is not None:
+        assert scheduler.blocks.offload is not None, "the system has a store"
+        scheduler.blocks.offload.share(store)
     return Replica(
-        scheduler_of(system),
+        scheduler,
         cost,
         observer,
         compress=system.compress and system.data_parallel_size == 1,
@@ -37,9 +46,24 @@ def make_replica(system: System, cost: CostModel, observer: Observer, port: Port
     )
 
 
-def make_port(system: System, network: Network) -> Port:
+def stores_of(systems: Sequence[System]) -> list[SharedStore | None]:
+    """The store of each server; None for those without one."""
+    made: dict[int, SharedStore] = {}
+    found: list[SharedStore | None] = []
+    number = 0
+    for system in systems:
+        if (tier := system.tiers.store) is None:
+            found.append(None)
+            continue
+        node = number // tier.num_servers if tier.num_servers else 0
+        found.append(made.setdefault(node, SharedStore(tier.num_blocks, tier.eviction)))
+        number += 1
+    return found
+
+
+def make_port(system: System, network: Network, store: SharedStore | None = None) -> Port:
     """The link of a server to others. Of layers with a sliding window the little that they keep is not counted."""
-    links = system.tiers.links(system.pool, system.tensor_parallel_size)
+    links = system.tiers.links(system.pool, system.tensor_parallel_size, store)
     return Port(network, system.pool.block_bytes, links or NoTransfers())
 
 
@@ -86,14 +110,17 @@ def ranks_of(pool: ServerPool, first: int, whole: CostModel) -> list[Ranks]:
     system, count = pool.system, pool.system.data_parallel_size
     if count == 1:
         return []
-    assert isinstance(whole, RooflineCost), "the configuration says so"
-    shared_ns = SharedExperts(whole, system.model, system.device, count)
+    if isinstance(whole, ProfiledCost):
+        shared_ns = by_profile(whole, system.model)
+    else:
+        assert isinstance(whole, RooflineCost), "the configuration says so"
+        shared_ns = by_rates(whole, system.model, system.device)
     return [Ranks(number, count, shared_ns) for number in range(first, first + pool.num_servers, count)]
 
 
 def cost_of(system: System, whole: CostModel) -> CostModel:
     """What prices the steps of a server, of a rank without what it shares with others."""
-    if system.data_parallel_size == 1:
+    if system.data_parallel_size == 1 or isinstance(whole, ProfiledCost):  # whose profile has no experts
         return whole
     assert isinstance(whole, RooflineCost), "the configuration says so"
     return RankCost(whole)

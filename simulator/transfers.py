@@ -6,6 +6,7 @@ import heapq
 from collections import abc
 from typing import Protocol
 
+from engine.core.kv.shared_store import STORE, SharedStore
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
@@ -53,6 +54,28 @@ class Link:
         return from_ns
 
 
+class StoreLink:
+    """The link of a server to a store that it shares, one for each device, with a queue for each direction.
+
+    Args:
+        latency_ns: of what one plan saves, and of what it loads for one sequence.
+    """
+
+    def __init__(self, store: SharedStore, block_bytes: int, bytes_per_s: float, latency_ns: int) -> None:
+        self._store = store
+        self._out, self._in = Link(block_bytes, bytes_per_s), Link(block_bytes, bytes_per_s)
+        self._latency_ns = latency_ns
+
+    def save(self, blocks: abc.Sequence[int], from_ns: int) -> None:
+        """Copy to these blocks of the store, which others find from then on."""
+        for block in blocks:
+            self._store.land(block, self._out.copy(1, from_ns) + self._latency_ns)
+
+    def load(self, num_blocks: int, from_ns: int) -> int:
+        """Returns when so many blocks are here."""
+        return self._in.copy(num_blocks, from_ns) + self._latency_ns
+
+
 class TierLinks:
     """The links of one device to its host, and of the host to a disk, each with a queue for each direction.
 
@@ -64,13 +87,22 @@ class TierLinks:
     Args:
         block_bytes: of a block, as the device has it.
         disk: the link to and the link from the disk, None without one.
+        store: the link to a store that servers share, None without one. What is saved there passes through buffers on
+            the host, so that steps do not wait for it.
 
     Attributes:
         step_wait_ns: how long steps have waited for transfers.
         parked_ns: how long sequences were parked, in sum.
     """
 
-    def __init__(self, block_bytes: int, bytes_per_s: float, disk: tuple[Link, Link] | None = None) -> None:
+    def __init__(
+        self,
+        block_bytes: int,
+        bytes_per_s: float,
+        disk: tuple[Link, Link] | None = None,
+        store: StoreLink | None = None,
+    ) -> None:
+        self._store = store
         self._out, self._in = Link(block_bytes, bytes_per_s), Link(block_bytes, bytes_per_s)
         self._disk = disk
         self._on_disk_at: dict[int, int] = {}  # by block of the disk, when it was or will be written
@@ -84,6 +116,7 @@ class TierLinks:
     def start(self, plan: StepPlan, now_ns: int) -> int:
         num_out = 0
         loads: list[Transfer] = []
+        saves: list[int] = []
         for transfer in plan.transfers:
             source_tier, _, target_tier, target = transfer
             if target_tier == HOST:
@@ -91,8 +124,13 @@ class TierLinks:
             elif target_tier == DISK:
                 assert self._disk is not None
                 self._on_disk_at[target] = self._disk[0].copy(1, now_ns)
+            elif target_tier == STORE:
+                saves.append(target)
             elif source_tier != DEVICE:
                 loads.append(transfer)
+        if saves:
+            assert self._store is not None
+            self._store.save(saves, now_ns)
         out_at = self._out.copy(num_out, now_ns)
         there_at = out_at
         for sequence in plan.parked:
@@ -128,6 +166,9 @@ class TierLinks:
     def _load(self, loads: abc.Sequence[Transfer], from_ns: int) -> int:
         """Queue blocks that come to the device; returns when they are there."""
         there_at = self._in.copy(len(loads), from_ns)
+        if num_stored := sum(load.source_tier == STORE for load in loads):
+            assert self._store is not None
+            there_at = max(there_at, self._store.load(num_stored, from_ns) + round(self._in.block_ns))
         on_disk = [load.source for load in loads if load.source_tier == DISK]
         if not on_disk:
             return there_at

@@ -17,8 +17,10 @@
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
                        (pull request 25444)
-    separate_norms     all-reduces and norms are two kernels; fused by default since 0.16 (issue 34458, of February
-                       2026, is the first that meets the default; inferred)
+    separate_norms     all-reduces and norms are two kernels; fused by default since 0.17 (`enable_allreduce_rms_fusion`
+                       of its config/vllm.py, which 0.16 lacks)
+    routing_kernels    experts of MiniMax-M2 on data-centre Blackwell are chosen by kernels beside theirs; not since
+                       0.22, which knows this kind of routing (RoutingMethodType.MiniMax2)
     deepgemm           experts in block-scaled FP8 on Hopper by DeepGEMM's padded product, not on 8 GPUs
                        (`simulator.importers.aiconfigurator.deep_gemm`); that 0.14 ended it is inferred
     marlin             experts of gpt-oss, until the kernels of Triton came with vLLM (0.12, inferred: a step of 8,192
@@ -78,14 +80,14 @@ class VllmVersion(NamedTuple):
 
 
 _ACCOUNT = "vllm_0.9"
+_UNTIL_0_22 = ("cutlass_fp4", "routing_kernels")
 _VERSIONS = (
-    VllmVersion((0, 9), False, _ACCOUNT, ("piecewise_graphs", "separate_norms", "cutlass_fp4", "marlin")),
-    VllmVersion((0, 11), False, _ACCOUNT, ("separate_norms", "cutlass_fp4", "marlin")),
-    VllmVersion((0, 12), False, _ACCOUNT, ("separate_norms", "cutlass_fp4", "deepgemm")),
-    VllmVersion((0, 14), True, _ACCOUNT, ("separate_norms", "cutlass_fp4")),
-    VllmVersion((0, 16), True, _ACCOUNT, ("cutlass_fp4",)),
-    VllmVersion((0, 17), True, "vllm_0.17", ("cutlass_fp4",)),
-    VllmVersion((0, 20), True, "vllm", ("cutlass_fp4",), 0.92),
+    VllmVersion((0, 9), False, _ACCOUNT, ("piecewise_graphs", "separate_norms", *_UNTIL_0_22, "marlin")),
+    VllmVersion((0, 11), False, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "marlin")),
+    VllmVersion((0, 12), False, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "deepgemm")),
+    VllmVersion((0, 14), True, _ACCOUNT, ("separate_norms", *_UNTIL_0_22)),
+    VllmVersion((0, 17), True, "vllm_0.17", _UNTIL_0_22),
+    VllmVersion((0, 20), True, "vllm", _UNTIL_0_22, 0.92),
     VllmVersion((0, 22), True, "vllm", (), 0.92),
     VllmVersion((0, 23), True, "vllm", (), 0.92, "unhashed_first"),
     VllmVersion((0, 25), True, "vllm", (), 0.92, "unhashed_first", pads_admissions="or_waits"),
@@ -96,7 +98,7 @@ _VERSIONS = (
     VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True, True),
 )
 OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
-KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "cutlass_fp4", *OWN_CHOICES)
+KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", *_UNTIL_0_22, *OWN_CHOICES)
 
 
 def vllm_version(name: str | None) -> VllmVersion:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import abc
 
-import numpy as np
 import xxhash
 
 
@@ -20,6 +19,8 @@ def extend_hashes(hashes: list[int], token_ids: abc.Sequence[int], block_size: i
 
 def token_bytes(token_ids: abc.Sequence[int]) -> bytes:
     """Tokens as little-endian int32: what is hashed, and what is compared on a cache hit."""
+    import numpy as np  # imported late, so that --help is fast
+
     return np.asarray(token_ids, dtype="<i4").tobytes()
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.kv.tier import Transfer
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
+
+if TYPE_CHECKING:  # so that --help is fast
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class PrefillChunk(NamedTuple):

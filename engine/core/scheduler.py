@@ -175,7 +175,10 @@ class Scheduler:
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
-        self.blocks.settle()
+        if self.blocks.offload is None:
+            self.blocks.settle()
+        else:
+            self.blocks.offload.settle(now)
         draft = StepDraft(now)
         self._policy.compose(planner, draft)
         while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
@@ -203,10 +206,11 @@ class Scheduler:
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:
         """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need.
 
-        With `plans_ahead` only where every stop is foreseen, as in a simulation: the next plan would come too late.
+        The plan before it is committed by then, so that those it ended have given back their blocks. With `plans_ahead`
+        only where every stop is foreseen, as in a simulation: the next plan would come too late.
         """
         running = self._lanes[plan.lane]
-        flight = running.flights[-1]
+        (flight,) = running.flights
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
         growth = plan.growth + running.decodes.run(num_steps, self.blocks)
         if isinstance(self.blocks, RadixManager) and (not growth or growth[-1].ahead < num_steps - 1):

@@ -151,12 +151,14 @@ class OffloadOptions:
 
     Attributes:
         num_disk_blocks: size of the tier behind the host's; 0 for none.
+        num_store_blocks: size of a store that servers share; 0 for none.
         overlap: hits come back while others compute; else the step waits for them.
         host_eviction, disk_eviction: which cached block of the tier goes first: "lru" the one that was stored or found
             longest ago, "fifo" the one that was stored longest ago.
     """
 
     num_disk_blocks: int = 0
+    num_store_blocks: int = 0
     overlap: bool = True
     host_eviction: TierEviction = "lru"
     disk_eviction: TierEviction = "lru"
@@ -171,15 +173,17 @@ class OffloadOptions:
                 "enable_chunked_prefill=True and no max_padding"
             )
 
-    def make(self, num_host_blocks: int) -> tuple[Tier, Offload]:
-        """The host's tier, and all tiers.
+    def make(self, num_host_blocks: int) -> tuple[Tier | None, Offload]:
+        """The host's tier, and all tiers of the server; a store is added by `Offload.share`.
 
         Raises:
-            ValueError: there is no host tier.
+            ValueError: there is no host tier, and no store.
         """
+        moves: list[Transfer] = []
+        if not num_host_blocks and self.num_store_blocks and not self.num_disk_blocks:
+            return None, Offload([], moves, overlaps=self.overlap)
         if num_host_blocks < 1:
             raise ValueError(f"num_host_blocks={num_host_blocks}: blocks that leave the device go to the host first")
-        moves: list[Transfer] = []
         tiers = []
         if self.num_disk_blocks:
             tiers = [Tier(DISK, self.num_disk_blocks, eviction=self.disk_eviction, moves=moves)]

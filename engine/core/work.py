@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import abc
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # numpy is imported when it is used, so that --help is fast
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ChunkWork(NamedTuple):
@@ -50,6 +51,8 @@ class StepWork(NamedTuple):
         """S1 of each of `num_steps` decode steps, this one first; int64[num_steps]."""
         if self.later_contexts is not None:
             return self.later_contexts[:num_steps]
+        import numpy as np
+
         first, growth = self.num_context_tokens, self.num_decodes
         if not growth:
             return np.full(num_steps, first, np.int64)
@@ -62,6 +65,8 @@ class StepWork(NamedTuple):
         """
         if self.later_squared_contexts is not None:
             return self.later_squared_contexts[:num_steps]
+        import numpy as np
+
         steps: NDArray[np.int64] = np.arange(num_steps, dtype=np.int64)
         return self.num_squared_context_tokens + steps * (2 * self.num_context_tokens + steps * self.num_decodes)
 

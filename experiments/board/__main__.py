@@ -3,11 +3,13 @@
     python -m experiments.board --silicon <silicon_sample.csv>                 all rows, 15 minutes on two cores
     python -m experiments.board --silicon <silicon_sample.csv> --sample 20     every 20th row of each server
     python -m experiments.board --silicon <silicon_sample.csv> --resume        goes on after a break
+    python -m experiments.board --docs                                         only the tables of docs and README
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/; published logs are looked for in --data.
 Nothing is fitted here; rows of servers that constants were fitted on say so. Errors are simulated against measured, in
 percent, above 0 where the simulation says more. Writes experiments/results/board/points.csv, left_out.csv and
-classes.csv, docs/fidelity/board.png, and what runs say of their known error: simulator/profiles/known_errors.csv.
+classes.csv, docs/fidelity/board.png, the tables of docs/fidelity.md and README.md, and what runs say of their known
+error: simulator/profiles/known_errors.csv.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ import pandas as pd
 from experiments import FIDELITY, RESULTS, ROOT, measured_fleet, measured_pd, ordinary_servers, published_runs
 from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
+from experiments.board.pages import write_pages
 from experiments.board.point import Found, flat, table_of
 from experiments.inferencex import points as inferencex
 from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.engines.resolving.known_error import KNOWN_ERRORS
 from harness.figures import write_charts
 
+_FOLDER = RESULTS / "board"
 _SCRATCH = Path("outputs/board/jobs.jsonl")
 _ROOFLINE_SHARE = 5  # one row in so many is priced by the roofline, too
 Job = Callable[[], Found]
@@ -40,7 +44,8 @@ Job = Callable[[], Found]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--silicon", type=Path, required=True)
+    parser.add_argument("--silicon", type=Path)
+    parser.add_argument("--docs", action="store_true", help="write the tables of the pages from stored results")
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument(
         "--sample", type=int, default=1, help="one row in so many of each server; writes no known errors"
@@ -49,6 +54,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     os.chdir(ROOT)
+    if args.docs:
+        return write_pages(_FOLDER)
+    if args.silicon is None:
+        parser.error("--silicon is needed, but with --docs")
     if not args.resume:
         _SCRATCH.unlink(missing_ok=True)
     start = time.perf_counter()
@@ -56,7 +65,7 @@ def main() -> None:
     rows, left_out = _stored()
     table = without_repeated(table_of(rows))
     by_class = classes(table)
-    folder = RESULTS / "board" if args.sample == 1 else _SCRATCH.parent
+    folder = _FOLDER if args.sample == 1 else _SCRATCH.parent
     folder.mkdir(parents=True, exist_ok=True)
     table.dropna(axis=1, how="all").to_csv(folder / "points.csv", index=False, float_format="%.5g")
     by_class.to_csv(folder / "classes.csv", index=False, float_format="%.4g")
@@ -64,6 +73,7 @@ def main() -> None:
     reasons.to_csv(folder / "left_out.csv", index=False)
     if args.sample == 1:
         known_errors(table).to_csv(KNOWN_ERRORS, index=False, float_format="%.3g")
+        write_pages(folder)
     write_charts({"board": board_chart(table)}, FIDELITY if args.sample == 1 else folder, AS_USUAL)
     print(by_class.round(1).to_string(), reasons.to_string(), sep="\n\n")
     print(f"{(table['excluded'] == '').sum()} points count, {time.perf_counter() - start:.0f} s")
@@ -75,7 +85,7 @@ def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
     runs = data / "gpustack" / "runs.jsonl"
     for cost, share in (("profiled", every), ("roofline", every * _ROOFLINE_SHARE)):
         for page in ordinary_servers.pages(runs):
-            yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, page, share, cost)
+            yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, silicon, page, share, cost)
         for selected in selections:
             if cost == "profiled" or selected[0] == "vllm":
                 name = f"inferencex {cost} {' '.join(selected)}"

@@ -38,7 +38,7 @@ def errors(part: pd.DataFrame) -> dict[str, float]:
     """Of each metric, and of the estimates of peers: median, 90th percentile and signed median of the errors."""
     found: dict[str, float] = {}
     for name in (*_SHOWN, *(f"peer_{each}" for each in _SHOWN)):
-        each = part[f"{name}_error_pct"].dropna()
+        each = part.get(f"{name}_error_pct", pd.Series(dtype=float)).dropna()  # stored tables lack empty columns
         if len(each):
             asked = (("", each.abs(), 0.5), ("_p90", each.abs(), 0.9), ("_signed", each, 0.5))
             found |= {f"{name}{key}": float(values.quantile(share)) for key, values, share in asked}

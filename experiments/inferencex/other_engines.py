@@ -1,14 +1,21 @@
-"""Servers of other engines than vLLM in silicon_sample.csv, simulated as the newest vLLM of the same model and GPUs.
+"""Servers of other engines than vLLM in silicon_sample.csv.
 
-The settings of these servers are not looked up: what such a simulation tells is how far SGLang and TensorRT-LLM are
-from vLLM.
+Those of SGLang are simulated as SGLang 0.5.23 with the times of its kernels, and its own defaults. NVIDIA's of 0.5.6
+mix prompts with decodes, as aiconfigurator's generator sets them (rule_plugin/sglang.rule, commit 1089dfa8e; that it
+made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT shows.
+
+Those of TensorRT-LLM are simulated as the newest vLLM of the same model and GPUs, their settings not looked up: what
+that tells is how far TensorRT-LLM is from vLLM.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from harness.config.command_lines.sglang.import_line import translate
 from harness.measured.public_servers import PublicServer
+from simulator.sglang_defaults import MAX_RUNNING_REQUESTS
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # model_path of the rows: name in conf/model, format of the weights by the precision that rows state
@@ -28,6 +35,8 @@ _MODELS: dict[str, tuple[str, dict[str, str]]] = {
 }
 _NVIDIAS = ("Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B-Instruct")
 _WHY = "simulated as the newest vLLM"
+_UNMIXED = ("Qwen/Qwen3-32B",)
+_TABLES = {"a100_sxm": "0.5.10"}  # of SGLang's kernels; others: 0.5.14
 DEVICES = {
     "a100_sxm": "a100-80gb", "h100_sxm": "h100-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300",
     "gb200": "gb200", "gb300": "gb300",
@@ -45,3 +54,23 @@ def other_server(model_path: str, precision: str, system: str) -> PublicServer |
     return PublicServer(
         name, model_path, precision, DEVICES[system], model, formats[precision], "0.24.0", _WHY, **more
     )  # fmt: skip
+
+
+def of_sglang(server: PublicServer, kernels: str) -> PublicServer:
+    """`server` as SGLang's; `kernels` as in `cost.profile`, "" where they do not matter."""
+    is_own = server.length_ratio == 1
+    mixed = "--enable-mixed-chunk" if is_own and server.model_path not in _UNMIXED else ""
+    command = f"python -m sglang.launch_server --model-path {server.model_path} {mixed}"
+    given = ("model", "tensor_parallel_size", "max_num_seqs")
+    more = dict(each.split("=", 1) for each in translate(command, given).overrides)
+    more |= {"validation.seats": str(MAX_RUNNING_REQUESTS), "scheduler.options.ignore_eos": "true", "frontend": "none"}
+    why = "SGLang's defaults" + (
+        ", likely aiconfigurator's client" + (" and generator" if mixed else "") if is_own else ""
+    )
+    more |= {"cost.profile": kernels} if kernels else {}
+    return server._replace(more=more, has_front_end=False, why=why)
+
+
+def sglang_kernels(silicon: Path, system: str) -> str:
+    """The profile of SGLang's kernels out of the package that `silicon` lies in, as in `cost.profile`."""
+    return f"aiconfigurator:{silicon.resolve().parent}:{system}/sglang/{_TABLES.get(system, '0.5.14')}"

@@ -1,4 +1,4 @@
-"""All rows of silicon_sample.csv as points of the board: those of vLLM by their servers, others as another engine's.
+"""All rows of silicon_sample.csv as points of the board: vLLM's by their servers, others as `other_engines` says.
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/: InferenceX, and NVIDIA's own rows. Each row is
 simulated as a closed loop, as by `task=validate validation.measured=inferencex:`, with the profiles that come with the
@@ -20,7 +20,7 @@ import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
-from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server
+from experiments.inferencex.other_engines import DEVICES, ENGINES, of_sglang, other_server, sglang_kernels
 from experiments.inferencex.simulation import CaseRows
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
@@ -59,6 +59,8 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
     """The points of the rows of a server; `every` n-th of them."""
     backend, model_path, precision, system, version = selected
     server: PublicServer | None = other_server(model_path, precision, system)
+    if server is not None and backend == "sglang":
+        server = of_sglang(server, sglang_kernels(data, system) if cost == "profiled" else "")
     if backend == "vllm":
         own = _servers(model_path, precision, DEVICES[system])
         server = next((each for each in own if each.row_version == version), None)

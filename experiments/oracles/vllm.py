@@ -1,4 +1,4 @@
-"""Does our scheduling core decide as vLLM 0.19 or 0.33 does? Both run random workloads, and every step is compared.
+"""Does our core decide as vLLM 0.19, 0.27 or 0.33 does? Both run random workloads, and every step is compared.
 
     pip download --no-deps vllm==0.19.0
     unzip vllm-0.19.0-*.whl 'vllm/_version.py' 'vllm/utils/*' 'vllm/v1/*' -d unpacked

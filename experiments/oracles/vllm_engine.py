@@ -106,7 +106,7 @@ class VllmEngine:
                 logprobs=None, prompt_logprobs_dict={}, pooler_output=None, num_nans_in_logits=None,
                 kv_connector_output=None, cudagraph_stats=None,
                 prompt_token_id_logprobs_dict={}, ec_connector_output=None, aux_output_connector_output=None,
-                sampling_masks=None,
+                sampling_masks=None, routed_experts=None,
             ),
         )  # fmt: skip
         if (k := self._options.num_speculative_tokens) and not self._options.async_scheduling:
@@ -145,7 +145,8 @@ def _drafts(number: int) -> SimpleNamespace | None:
     return SimpleNamespace(
         num_speculative_tokens=number, use_eagle=lambda: False, uses_draft_model=lambda: False,
         num_speculative_tokens_per_batch_size=None, use_eagle_block_drop=lambda: False,
-        needs_eagle_block_drop=lambda: False, max_num_new_slots_for_drafting=0,
+        needs_eagle_block_drop=lambda: False, use_dflash=lambda: False, use_dspark=lambda: False,
+        max_num_new_slots_for_drafting=0,
     )  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
         vllm_config=config,
         kv_cache_config=vllm.KVCacheConfig(options.num_blocks + 1, [], [vllm.KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=SimpleNamespace(
-            should_advance=lambda request: False,
+            should_advance=lambda request, **new: False,
             accept_tokens=lambda *args, **kwargs: True,
             validate_tokens=lambda request, tokens: tokens,
         ),

@@ -1,4 +1,4 @@
-"""The scheduler of vLLM 0.19 or 0.33, out of an unpacked wheel and without the rest of vLLM."""
+"""The scheduler of vLLM 0.19, 0.27 or 0.33, out of an unpacked wheel and without the rest of vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.oracles.stubs import Corrections, SelectiveFinder, selective_imports
 
-VERSIONS = ("0.19.0", "0.33.0")
+VERSIONS = ("0.19.0", "0.27.1", "0.33.0")
 _STOOD_IN_FOR = ("vllm", "torch", "msgspec")
 _REAL = (
     "vllm.v1.core",
@@ -29,9 +29,14 @@ def block_hash(value: object) -> bytes:
     return hashlib.sha256(repr(value).encode()).digest()
 
 
+_ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": False,
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": False,
+    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None,
+}
 _VALUES: dict[str, dict[str, Any]] = {
-    "vllm": {},
-    "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": False, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": False},
+    "vllm": {"envs": SimpleNamespace(**_ENVIRONMENT)},
+    "vllm.envs": _ENVIRONMENT,
     "vllm.utils": {"length_from_prompt_token_ids_or_embeds": lambda tokens, embeds: len(tokens)},
     "vllm.utils.hashing": {"sha256_cbor": block_hash, "xxhash_cbor": block_hash},
     "vllm.v1.structured_output.request": {
@@ -76,7 +81,7 @@ def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
     """
     version = next((v for v in VERSIONS if f"'{v}'" in (folder / "vllm" / "_version.py").read_text("utf-8")), None)
     if version is None:
-        raise ImportError(f"{folder} holds another vLLM than {' or '.join(VERSIONS)}")
+        raise ImportError(f"{folder} holds another vLLM than {', '.join(VERSIONS)}")
     corrections = _SKIPPED_INDEX if corrected and version == "0.19.0" else Corrections()
     with selective_imports(SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _VALUES, corrections), _STOOD_IN_FOR):
         names = SimpleNamespace(version=version[:4])

@@ -31,6 +31,7 @@ from harness.config.schema.system import (
 )
 from harness.config.schema.tiers import TiersConfig
 from harness.config.schema.workload import (
+    AgenticTrace,
     AzureTrace,
     BurstGptTrace,
     ConstantLengths,
@@ -48,6 +49,7 @@ from harness.config.schema.workload import (
 )
 
 __all__ = [
+    "AgenticTrace",
     "AllAtOnceArrival",
     "AllocatorConfig",
     "ArrivalConfig",

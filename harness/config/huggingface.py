@@ -156,8 +156,6 @@ def _check_supported(data: Mapping[str, Any]) -> None:
     for what, keys in _NOT_SUPPORTED.items():
         if there := next((key for key in keys if data.get(key) or inner.get(key)), None):
             raise ModelError(f"{what} ({there}) cannot be simulated")
-    if 0 in Fields(data, _CONFIG).counts("attn_type_list", most=1, most_values=MOST_LAYERS):
-        raise ModelError("state-space or linear-attention layers (attn_type_list) cannot be simulated")
 
 
 def _experts(fields: Fields, family: Family) -> dict[str, int]:
@@ -176,7 +174,7 @@ def _experts(fields: Fields, family: Family) -> dict[str, int]:
 def _extras(fields: Fields, family: Family, sizes: Sizes, num_experts: int) -> int:
     """Parameters of a layer beside its matrices, two norms of the hidden state, and norms of one query and key head."""
     query, key = (heads * sizes.head_dim for heads in (sizes.num_attention_heads, sizes.num_kv_heads))
-    extras = (family.num_norms - 2) * sizes.hidden_size + (num_experts if family.bias_per_expert else 0)
+    extras = (family.num_norms - 2) * sizes.hidden_size
     if family.qk_norm == "heads":
         extras += query + key - 2 * sizes.head_dim
     if family.biases:

@@ -5,6 +5,7 @@
     DeepSeek-V2, -V3, Kimi-K2           latent                               dense layers, then experts, one shared
     DeepSeek-V3.2, GLM-5                sparse latent; of GLM-5.2 only some layers have an indexer
     GLM-4.5, MiMo-V2, Step-3            grouped query, with windows          dense layers, then experts
+    MiniMax-M2                          grouped query, normed over all heads experts
     Qwen3-Next, Qwen3.5                 gated delta net, gated grouped query experts, one shared and gated, or dense
     Kimi Linear, Kimi-K3, GLM-5.3 Flash delta attention, latent              as DeepSeek-V3
     Nemotron-H, Nemotron-3              Mamba-2, grouped query               in layers of their own: dense or experts
@@ -116,13 +117,14 @@ def _num_dense(fields: Fields) -> int:
     return fields.count("first_k_dense_replace", 0, least=0, most=number)
 
 
-def _mixed_mlps(fields: Fields, *, num_extras: int = 0, corrects: bool = True) -> Blocks:
+def _mixed_mlps(fields: Fields, *, num_extras: int = 0, corrects: bool = True, float32_router: bool = False) -> Blocks:
     """Dense layers, then experts; `corrects`: whether the router corrects the score of each expert by a bias."""
     number, dense = num_layers_of(fields), _num_dense(fields)
     mlp = _block(
         dense, "dense", intermediate_size=fields.count("intermediate_size", **_OPTIONAL), num_extras=num_extras
     )
-    return [mlp, _experts(fields, number - dense, corrects=corrects, num_extras=num_extras)]
+    sizes = {"num_extras": num_extras, "float32_router": float32_router}
+    return [mlp, _experts(fields, number - dense, corrects=corrects, **sizes)]
 
 
 def _experts(
@@ -155,7 +157,18 @@ def _glm4_moe(fields: Fields) -> Blocks:
         heads, kv_heads = (fields.count(key, **_WIDTH) for key in ("num_attention_heads", "num_key_value_heads"))
         extras = (heads + 2 * kv_heads) * fields.count("head_dim", **_WIDTH)
     attention = _grouped(fields, num_layers_of(fields), qk_norm=fields.flag("use_qk_norm"), num_extras=extras)
-    return [attention, *_mixed_mlps(fields)]
+    return [attention, *_mixed_mlps(fields, float32_router=True)]
+
+
+def _minimax_m2(fields: Fields) -> Blocks:
+    """The norms of query and key have a weight for each of their elements."""
+    number = num_layers_of(fields)
+    if 0 in fields.counts("attn_type_list", most=1, most_values=MOST_LAYERS):
+        raise ModelError("state-space or linear-attention layers (attn_type_list) cannot be simulated")
+    attention = _grouped(fields, number, qk_norm=True, norm_spans_heads=True)
+    heads = attention["num_heads"] + attention["num_kv_heads"] - 2  # beside those that each norm has
+    attention["num_extras"] = heads * attention["head_dim"]
+    return [attention, _experts(fields, number, float32_router=True, routes_ungrouped=True)]
 
 
 def _qwen3_next(fields: Fields) -> Blocks:
@@ -263,13 +276,14 @@ def _mimo_v2(fields: Fields) -> Blocks:
         fields, sliding, "swa_", window=window, value_dim=fields.count("swa_v_head_dim", **_WIDTH),
         num_extras=fields.count("swa_num_attention_heads", **_WIDTH),  # a sink for each
     )  # fmt: skip
-    return [full, inner, *_mixed_mlps(fields)]
+    is_float32 = fields.data.get("moe_router_dtype", "float32") == "float32"
+    return [full, inner, *_mixed_mlps(fields, float32_router=is_float32)]
 
 
 def _step3(fields: Fields) -> Blocks:
     """Its output is gated head by head."""
     gate = fields.count("num_attention_heads", **_WIDTH) * fields.count("hidden_size", **_WIDTH)
-    return [*_windowed(fields, qk_norm=True, num_extras=gate), *_mixed_mlps(fields)]
+    return [*_windowed(fields, qk_norm=True, num_extras=gate), *_mixed_mlps(fields, float32_router=True)]
 
 
 def _muse(fields: Fields) -> Blocks:
@@ -305,6 +319,7 @@ READERS: dict[str, Callable[[Fields], Sequence[dict[str, Any]]]] = {
     "GlmMoeDsaForCausalLM": _deepseek,
     "KimiK25ForConditionalGeneration": _deepseek,
     "Glm4MoeForCausalLM": _glm4_moe,
+    "MiniMaxM2ForCausalLM": _minimax_m2,
     "Qwen3NextForCausalLM": _qwen3_next,
     "Qwen3_5ForCausalLM": _qwen3_next,
     "Qwen3_5ForConditionalGeneration": _qwen3_next,

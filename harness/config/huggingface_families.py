@@ -8,7 +8,6 @@
     Mistral      no                                        all, unless sliding_window is null
     Mixtral      no               intermediate_size        all, if sliding_window is given
     gpt-oss      no               intermediate_size        all but each second
-    MiniMax-M2   over all heads   intermediate_size        none                             a bias per expert
     Seed-OSS     no                                        none
     Ernie-4.5    no                                        none
     Hunyuan      per head                                  none
@@ -47,7 +46,6 @@ class Family(NamedTuple):
     biases: the keys that say whether query, key and value, attention's output, and the MLP have biases; None where the
         biases are not counted.
     num_norms: of the hidden state, in a layer.
-    bias_per_expert: whether the router corrects the scores of its experts.
     scaled_positions: whether `max_position_embeddings` already is the longest context, whatever the rotary scaling.
     has_tower: whether the file describes a tower for images beside `text_config`.
     defaults: values of keys that files leave out.
@@ -60,7 +58,6 @@ class Family(NamedTuple):
     period: int = 0
     biases: tuple[str, str, str] | None = ("attention_bias", "attention_bias", "mlp_bias")
     num_norms: int = 2
-    bias_per_expert: bool = False
     scaled_positions: bool = False
     has_tower: bool = False
     defaults: Mapping[str, Any] = MappingProxyType({})
@@ -81,7 +78,6 @@ FAMILIES = {
     "MistralForCausalLM": Family(windows="all", biases=None, defaults={"sliding_window": 4096}),
     "MixtralForCausalLM": Family(experts_of="intermediate_size", windows="all"),
     "GptOssForCausalLM": Family(head_dim=64, experts_of="intermediate_size", windows="periodic", period=2, biases=None),
-    "MiniMaxM2ForCausalLM": Family("heads", experts_of="intermediate_size", bias_per_expert=True),
     "SeedOssForCausalLM": Family(head_dim=128, biases=("attention_bias", "attention_out_bias", "mlp_bias")),
     "Ernie4_5ForCausalLM": Family(head_dim=128, biases=("use_bias",) * 3, defaults=_TIED),
     "HunYuanDenseV1ForCausalLM": Family("head"),

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from engine.documents import DocumentError, read_yaml, yaml_text
+from harness.config.composing.pool_defaults import fill_pools
 from harness.config.explaining import explain
 from harness.config.huggingface import resolve_model
 from harness.config.pools import pools_of
 from harness.config.run import RunConfig
+from harness.config.schema.base import default_of
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
 
@@ -36,6 +38,8 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: missing; give it as {error.full_key}=...") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    if isinstance(values, dict):
+        fill_pools({str(key): value for key, value in values.items()}, cfg)
     if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})
@@ -47,8 +51,7 @@ def to_yaml(config: RunConfig) -> str:
 
     Groups that belong to one task, and are not used here, are left out: a later default must not look like a setting.
     """
-    fields = RunConfig.model_fields
-    unused = {name for name in _TASK_GROUPS if getattr(config, name) == fields[name].get_default()}
+    unused = {name for name in _TASK_GROUPS if getattr(config, name) == default_of(RunConfig, name)}
     return yaml_text(config.model_dump(mode="json", exclude=unused))
 
 

@@ -74,7 +74,7 @@ def _obstacle(role: Role, config: RunConfig) -> str | None:
         "needs scheduler.enable_chunked_prefill=true: a prompt that was computed elsewhere is a cut one": (
             not scheduler.enable_chunked_prefill or scheduler.max_padding is not None or scheduler.policy == "static"
         ),
-        "has no tiers behind it; use tiers=none": role == "decode" and bool(config.tiers.host.gib),
+        "has no tiers behind it; use tiers=none": role == "decode" and config.tiers.is_on,
     }
     return next((text for text, stands in found.items() if stands), None)
 

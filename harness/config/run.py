@@ -21,6 +21,7 @@ from harness.config.schema.fleet import (
     check_pools,
     check_ranks,
     check_stages,
+    check_whole_experts,
 )
 from harness.config.schema.metrics import MetricsConfig, SloConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
@@ -59,20 +60,20 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
-    allocator: AllocatorConfig = PagedAllocator()
-    speculation: SpeculationConfig = NoSpeculation()
-    tiers: TiersConfig = TiersConfig()
+    allocator: AllocatorConfig = Field(default_factory=PagedAllocator)
+    speculation: SpeculationConfig = Field(default_factory=NoSpeculation)
+    tiers: TiersConfig = Field(default_factory=TiersConfig)
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
     max_model_len: Annotated[int, within("max_model_len")] | None = None
-    router: RouterConfig = RouterConfig()
-    fleet: FleetConfig = AlikeFleet()
+    router: RouterConfig = Field(default_factory=RouterConfig)
+    fleet: FleetConfig = Field(default_factory=AlikeFleet)
     failures: Annotated[tuple[FailureConfig, ...], Field(strict=False)] = ()
     retry_failed: bool = True
-    autoscaler: AutoscalerConfig = AutoscalerConfig()
-    network: NetworkConfig = NetworkConfig()
-    frontend: FrontEndConfig = FrontEndConfig()
+    autoscaler: AutoscalerConfig = Field(default_factory=AutoscalerConfig)
+    network: NetworkConfig = Field(default_factory=NetworkConfig)
+    frontend: FrontEndConfig = Field(default_factory=FrontEndConfig)
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
     data_parallel_size: Annotated[int, within("replicas")] = 1
@@ -89,15 +90,15 @@ class RunConfig(ConfigModel):
     perfetto: bool = False
     perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    plot: PlotConfig = PlotConfig()
-    report: ReportConfig = ReportConfig()
-    profile: ProfileConfig = ProfileConfig()
-    validation: ValidationConfig = ValidationConfig()
-    calibration: CalibrationConfig = CalibrationConfig()
-    observe: ObserveConfig = ObserveConfig()
-    capacity: CapacityConfig = CapacityConfig()
-    search: SearchConfig = SearchConfig()
-    serve: ServeConfig = ServeConfig()
+    plot: PlotConfig = Field(default_factory=PlotConfig)
+    report: ReportConfig = Field(default_factory=ReportConfig)
+    profile: ProfileConfig = Field(default_factory=ProfileConfig)
+    validation: ValidationConfig = Field(default_factory=ValidationConfig)
+    calibration: CalibrationConfig = Field(default_factory=CalibrationConfig)
+    observe: ObserveConfig = Field(default_factory=ObserveConfig)
+    capacity: CapacityConfig = Field(default_factory=CapacityConfig)
+    search: SearchConfig = Field(default_factory=SearchConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
 
     @property
     def num_gpus(self) -> int:
@@ -116,6 +117,11 @@ class RunConfig(ConfigModel):
         if isinstance(self.fleet, AlikeFleet):
             return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
         return sum(each.replicas for each in self.fleet.pools)
+
+    @property
+    def num_expert_ranks(self) -> int:
+        """GPUs that share out whole experts; 1 where each has a part of every expert."""
+        return self.data_parallel_size * self.tensor_parallel_size if self.expert_parallel else 1
 
     @property
     def is_apart(self) -> bool:
@@ -221,10 +227,11 @@ class RunConfig(ConfigModel):
                 f"trace.n={self.trace.n}: the sequences of a request share the blocks of its prompt, and contiguous "
                 "reservations share none; use allocator=paged"
             )
-        if self.tiers.host.gib:
+        if self.tiers.is_on:
+            name = "host" if self.tiers.host.gib else "store"
             raise ValueError(
-                f"tiers.host.gib={self.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
-                "or allocator=paged"
+                f"tiers.{name}.gib={getattr(self.tiers, name).gib:g}: contiguous reservations stay on the device; use "
+                "tiers=none or allocator=paged"
             )
         if self.allocator.reserve in FORESEEING and self.engine.kind != "sim":
             raise ValueError(
@@ -242,6 +249,7 @@ class RunConfig(ConfigModel):
             and self.scheduler.async_scheduling,
             f"speculation={self.speculation.kind}": self.speculation.kind != "none",
             f"tiers.host.gib={self.tiers.host.gib:g}": self.tiers.host.gib > 0,
+            f"tiers.store.gib={self.tiers.store.gib:g}": self.tiers.store.gib > 0,
             f"pipeline_parallel_size={self.pipeline_parallel_size}": self.pipeline_parallel_size > 1,
             f"trace.n={self.trace.n}": self.trace.n > 1,
             "fleet: prompts on servers of their own": self.is_apart,
@@ -312,13 +320,14 @@ class RunConfig(ConfigModel):
         most = min(self.model.num_layers, self.max_num_seqs)
         alone = isinstance(self.fleet, AlikeFleet) and self.pipeline_parallel_size == 1
         check_ranks(
-            self.data_parallel_size, self.data_parallel_size * self.tensor_parallel_size, self.model, self.engine,
-            self.scheduler, self.cost, shares_out=self.expert_parallel,
+            self.data_parallel_size, self.model, self.engine, shares_out=self.expert_parallel,
             steps_alone=alone and self.speculation.kind == "none",
         )  # fmt: skip
+        if self.expert_parallel:
+            check_whole_experts(self.num_expert_ranks, self.model, self.engine, self.cost)
         check_changes(
             self.failures, self.autoscaler, self.fleet, self.num_servers, replicas=self.replicas,
-            is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.host.gib,
+            is_plain=self.engine.kind == "sim" and alone and self.data_parallel_size == 1 and not self.tiers.is_on,
             has_slo=self.metrics.slo != SloConfig(percentile=self.metrics.slo.percentile),
         )  # fmt: skip
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)

@@ -23,9 +23,10 @@ from simulator.fleet import Fleet
 from simulator.fleet_system import FleetSystem, ServerPool
 from simulator.front_end import FrontEnd
 from simulator.gateway import Decoders
+from simulator.handover import Port
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
-from simulator.servers import cost_of, make_port, make_replica, ranks_of, scheduler_of, stage_costs
+from simulator.servers import cost_of, make_port, make_replica, ranks_of, scheduler_of, stage_costs, stores_of
 from simulator.staffing import Staffing
 from simulator.system import System
 
@@ -44,20 +45,29 @@ class SimulatedEngine:
     def __init__(self, fleet: FleetSystem, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
         first, systems = fleet.pools[0].system, fleet.systems
         recorders = [Recorder(reserves=system.contiguous is not None) for system in systems]
-        self.record = Record(recorders)
+        stores = stores_of(systems)
+        self.record = Record(recorders, has_store=any(stores))
         self.pool_blocks = [pool.system.pool.num_blocks for pool in fleet.pools]
         self.num_blocks = first.pool.num_blocks
         self.block_bytes = first.block_bytes
         self._pools = fleet.pools
         self.meta: Mapping[str, Any] = {}
-        check_pool(sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
+        num_shared = sum(store.tier.num_blocks for store in {*stores} if store is not None)
+        check_pool(num_shared + sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
         self._costs = [cost or pool.system.cost_model() for pool in fleet.pools]
         priced = [*zip(fleet.pools, self._costs, strict=True)]
         costs = [cost for pool, cost in priced for _ in range(pool.num_servers)]
-        self._ports = [] if fleet.apart is None else [make_port(system, fleet.apart.network) for system in systems]
+        self._ports = list[Port]()
+        if fleet.apart is not None:
+            network = fleet.apart.network
+            self._ports = [make_port(system, network, store) for system, store in zip(systems, stores, strict=True)]
         self._replicas = [
             make_replica(
-                system, cost_of(system, costs[number]), recorders[number], self._ports[number] if self._ports else None
+                system,
+                cost_of(system, costs[number]),
+                recorders[number],
+                self._ports[number] if self._ports else None,
+                stores[number],
             )
             for number, system in enumerate(systems)
         ]

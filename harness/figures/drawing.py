@@ -25,6 +25,7 @@ from harness.figures.style import (
     head,
     log_axis,
     panels,
+    place_axes,
     plain_numbers,
     styled,
     write_figures,
@@ -66,10 +67,13 @@ def draw(chart: Chart, plot: PlotConfig) -> Figure:
         has_y = before == panel.y or chart.by_column and before is not None and before.label == panel.y.label
         has_x = shared and place + columns < len(shown) and shown[place + columns].x == panel.x
         _draw_panel(axes, panel, has_x, has_y, plot)
-    figure.align_ylabels()
     if chart.legend is not None:
         _legend(figure, shown, chart.legend, plot)
-    if any(panel.ends or panel.names for panel in shown):
+    if not any(panel.ends or panel.names for panel in shown):
+        place_axes(figure)  # for this matplotlib looks at all axes once for each of them where labels are aligned
+        figure.align_ylabels()
+    else:
+        figure.align_ylabels()
         figure.draw_without_rendering()  # places the axes, on which the room for names depends
         for axes, panel in zip(grid.flat, shown, strict=False):
             _write_names(axes, panel, plot)

@@ -111,17 +111,19 @@ def head(axes: Axes, title: str, facts: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure in the format of the path's suffix, whole or not at all; returns the path.
-
-    The axes are placed once for all formats, before the figure is drawn: matplotlib would draw it twice for that.
-    """
+    """Write the figure in the format of the path's suffix, whole or not at all; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_STYLE):
-        if (engine := figure.get_layout_engine()) is not None:
-            engine.execute(figure)
-            figure.set_layout_engine(None)
+        place_axes(figure)
         write_whole(path, figure.savefig)
     return path
+
+
+def place_axes(figure: Figure) -> None:
+    """Give the axes their final places, for which matplotlib would draw the figure once more."""
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def styled() -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ _ALONE: Mapping[str, Callable[[Path], MeasuredRun]] = {
     "vllm_bench": vllm_bench.read,
     "guidellm": client_records.read_guidellm,
     "aiperf": client_records.read_aiperf,
+    "inference_perf": client_records.read_inference_perf,
 }
 READERS = (*_WITH_WORKLOAD, *_ALONE, "csv")
 

@@ -2,6 +2,7 @@
 
     guidellm      the JSON of GuideLLM (schema version 2): the successful requests of all its benchmarks, one run
     aiperf        profile_export.jsonl of AIPerf: the requests of its profiling phase
+    inference_perf  per_request_lifecycle_metrics.json of inference-perf (report.request_lifecycle.per_request)
     csv           any table with a row per request, whose columns are named as those of requests.parquet, or as
                   validation.columns says; times are in s, but in ms where the file's name of a column ends in _ms
 
@@ -67,6 +68,28 @@ def read_aiperf(path: Path) -> MeasuredRun:
     arrival, ttft, e2el, *lengths = found.values()
     columns = dict(zip(_COLUMNS, (arrival, arrival + ttft, arrival + e2el, *lengths), strict=True))
     return _run("aiperf", path, "a server, by AIPerf", columns, len(lines) - len(served))
+
+
+def read_inference_perf(path: Path) -> MeasuredRun:
+    """Raises MeasuredRunError: it is no such file, answers were not streamed, or more than a few requests failed."""
+    document = read_json(path)
+    if not isinstance(document, list) or not all(isinstance(each, dict) and "info" in each for each in document):
+        raise MeasuredRunError(
+            f"{path}: no list of requests with info, as inference-perf writes with per_request: true"
+        )
+    served = [each for each in document if not each.get("error")]
+    records = []
+    for each in served:
+        info = _object(each["info"])
+        response = _object(info.get("response_metrics")) or info  # versions before 0.3 have it beside input_tokens
+        usage = _object(response.get("server_usage"))
+        times = _list(response.get("output_token_times")) or _list(response.get("chunk_times"))
+        ends = [times[0], times[-1]] if times else [None, None]
+        lengths = [usage.get("prompt_tokens", info.get("input_tokens")), response.get("output_tokens")]
+        lengths[1] = usage.get("completion_tokens", lengths[1])
+        records.append(dict(zip(_COLUMNS, (each.get("start_time"), *ends, *lengths), strict=True)))
+    columns = number_columns(path, records, _COLUMNS)
+    return _run("inference_perf", path, "a server, by inference-perf", columns, len(document) - len(served))
 
 
 def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:

@@ -28,7 +28,7 @@ from harness.measured.records import check_lengths
 from harness.results.stored import files as results
 from harness.results.tables import DECISIONS, Floats, RunResult
 from harness.workload.readers import load_trace
-from harness.workload.trace import Trace
+from harness.workload.trace import Trace, rows_of
 
 SAMPLES = 500  # points in time at which the state is sampled
 _TIMES = ("first_scheduled_time", "first_token_time", "finish_time")
@@ -163,10 +163,10 @@ def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     notes = [f"{lost} requests that failed are left out; the server had them beside the others"] if lost else []
     if len(trace.table) != len(result.requests):
         raise MeasuredRunError(f"{path}: the trace {trace.source} is no longer the one that this run replayed")
-    table = trace.table.iloc[rows].reset_index(drop=True)
-    if table["num_prompt_tokens"].equals(requests["num_prompt_tokens"]):
-        times = {"request_id": np.arange(len(table)), "arrival_time": requests["arrival_time"].to_numpy()}
-        trace = replace(trace, table=table.assign(**times, num_output_tokens=requests["num_output_tokens"].to_numpy()))
+    trace = rows_of(trace, rows)
+    if trace.table["num_prompt_tokens"].equals(requests["num_prompt_tokens"]):
+        seen = {name: requests[name].to_numpy() for name in ("arrival_time", "num_output_tokens")}
+        trace = replace(trace, table=trace.table.assign(**seen))
     else:
         trace = trace_of(trace.name, trace.source, requests)
         notes.append("the server counts other prompts than the trace has: the simulated ones have its lengths only")
@@ -195,6 +195,5 @@ def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarr
     measured = requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy()
     if len(trace.table) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():
         raise MeasuredRunError(f"{path}: the trace {trace.source} is no longer the one that this run replayed")
-    table = trace.table.iloc[rows].reset_index(drop=True)
-    table = table.assign(request_id=np.arange(len(table)), arrival_time=requests["arrival_time"].to_numpy())
-    return replace(trace, table=table)
+    trace = rows_of(trace, rows)
+    return replace(trace, table=trace.table.assign(arrival_time=requests["arrival_time"].to_numpy()))

@@ -10,8 +10,10 @@ on B200). The scripts are those of the days on which the rows were measured:
     Llama      29 October 2025, commit 9596d23d7: benchmarks/70b_*.sh, vLLM 0.10.2, nvidia/Llama-3.3-70B-Instruct-FP8
     gpt-oss    27 March 2026, commit cec542a9a: benchmarks/single_node/gptoss_fp4_h100.sh and _h200.sh, vLLM 0.18.0
                25 February 2026, commit d2c2acb19: gptoss_fp4_b200.sh, vLLM 0.15.1
-    MiniMax    March and April 2026, commit 13962fcfa: minimaxm2.5_fp8_h200.sh, _b200.sh, fp4_b200.sh, by version
-    Kimi       the same commit: kimik2.5_int4_h200.sh, int4_b200.sh and fp4_b200.sh
+    MiniMax    March and April 2026: minimaxm2.5_fp8_h200.sh (commit a36346339), _b200.sh (f342df18e, bddbf4031),
+               fp4_b200.sh, and those of B300 (340d7854c, 22d0f12f7). Of 0.17 the script asks for expert parallelism,
+               whatever the rows say (`[ "$EP_SIZE" -ge 1 ]`)
+    Kimi       commit 13962fcfa: kimik2.5_int4_h200.sh, int4_b200.sh, fp4_b200.sh and fp4_b300.sh
 
 Where a script and the measured times disagree, `why` says so. Llama ran with a whole decode step in one CUDA graph and
 fused norms on B200 only, where the script asks for both.
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import re
 from collections import abc
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 
@@ -51,6 +54,7 @@ class PublicServer(NamedTuple):
         length_ratio: shortest length that the client sends, as a share of the longest.
         has_front_end: whether clients reached vLLM's own API server, at its endpoint of completions.
         excluded: why no row of this server can be right; such rows are shown and left out of the totals of the page.
+        more: keys of the configuration that replace those of a server of vLLM.
     """
 
     name: str
@@ -72,6 +76,7 @@ class PublicServer(NamedTuple):
     excluded: str = ""
     row_version: str = ""
     gpu_memory_utilization: float | None = None
+    more: abc.Mapping[str, str] = MappingProxyType({})
 
     @property
     def key(self) -> str:
@@ -95,6 +100,7 @@ class PublicServer(NamedTuple):
             **_given("validation.seats", self.max_num_seqs),
             **_given("validation.tokens_beyond_prompt", self.tokens_beyond_prompt),
             "validation.length_ratio": str(self.length_ratio),
+            **self.more,
         }
 
 
@@ -163,13 +169,17 @@ SERVERS = (
         )
         for version in ("0.16.0", "0.18.0")
     ),
+    PublicServer(
+        "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0",
+        "script: 0.95 of the memory, Triton's experts", row_version="0.17.0", gpu_memory_utilization=0.95,
+        excluded="the script asks for expert parallelism, which is not simulated",
+    ),
     *(
         PublicServer(
             f"MiniMax-M2.5 {precision.upper()}", _MINIMAX, precision, device, model, quantization, version, _BLACKWELL,
             row_version=row_version, **_TWO_PROMPTS,
         )
         for precision, device, model, quantization, version, row_version in (
-            ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0", "0.17.0"),
             ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.19.0", "0.19.0"),
             ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", "0.19.0"),
             ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", _NIGHTLY),
@@ -185,12 +195,16 @@ SERVERS = (
         )
         for device, version in (("h200", "0.16.0"), ("b200", "0.15.1"))
     ),
+    PublicServer(
+        "Kimi-K2.5 FP4", _KIMI, "fp4", "b200", "kimi-k2.5-nvfp4", "nvfp4", "0.17.0", _BLACKWELL, row_version="0.17.0",
+        **_TWO_PROMPTS,
+    ),
     *(
         PublicServer(
-            "Kimi-K2.5 FP4", _KIMI, "fp4", device, "kimi-k2.5-nvfp4", "nvfp4", version, _BLACKWELL,
-            row_version=version, **_TWO_PROMPTS,
+            "Kimi-K2.5 FP4", _KIMI, "fp4", "b300", "kimi-k2.5-nvfp4", "nvfp4", version,
+            "script: 0.9 of the memory, defaults of vLLM", row_version=version, gpu_memory_utilization=0.9,
         )
-        for device, version in (("b200", "0.17.0"), ("b300", "0.17.0"), ("b300", "0.19.0"))
+        for version in ("0.17.0", "0.19.0")
     ),
 )  # fmt: skip
 

@@ -17,19 +17,22 @@ from harness.workload.trace import CLASS_COLUMNS, Trace
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for."""
+    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for, and
+    the gaps between the tokens of each request (`itls`, in s) of a client only."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     gaps: Gaps
     spans: pd.DataFrame | None
+    itls: Sequence[Sequence[float]] | None = None
 
 
 class Record:
-    """What the servers of a run have recorded so far."""
+    """What the servers of a run have recorded so far; `has_store`: they share a store of KV blocks."""
 
-    def __init__(self, servers: Sequence[Recorder]) -> None:
+    def __init__(self, servers: Sequence[Recorder], *, has_store: bool = False) -> None:
         self.servers = servers
+        self._has_store = has_store
 
     @property
     def num_done(self) -> int:
@@ -92,6 +95,8 @@ class Record:
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
         for column in REQUEST_COLUMNS[REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
+        if not self._has_store:
+            del table["num_store_cached_tokens"]
         if prompts:
             rows, (servers, ends_ns) = [*prompts], np.array([*prompts.values()]).T
             table["prefill_server"] = pd.Series(servers, rows).reindex(table.index, fill_value=-1)

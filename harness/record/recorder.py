@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.core.kv.shared_store import STORE
 from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request, Sequence
@@ -40,7 +41,7 @@ _PLAN_COLUMNS = (
 REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
-    "num_host_cached_tokens", "num_disk_cached_tokens",
+    "num_host_cached_tokens", "num_disk_cached_tokens", "num_store_cached_tokens",
 )  # fmt: skip
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(REQUEST_COLUMNS)}q").pack
@@ -245,8 +246,8 @@ class Recorder:
 def _counts(sequence: Sequence) -> tuple[int, ...]:
     """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
     hits = sequence.cached_by_tier
-    host, disk = (hits.get(HOST, 0), hits.get(DISK, 0)) if hits else (0, 0)
+    host, disk, store = (hits.get(HOST, 0), hits.get(DISK, 0), hits.get(STORE, 0)) if hits else (0, 0, 0)
     return (
         sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
-        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk,
+        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk, store,
     )  # fmt: skip

@@ -35,11 +35,12 @@ _POOL_USE = 0.95  # share of a scarce pool that can be used: the rest is too sma
 _SURE = 0.5  # share of the arrival window with requests waiting from which on full steps are known from it alone
 
 
-def offered_load(result: RunResult, requests: pd.DataFrame, rate: float) -> float:
+def offered_load(result: RunResult, requests: pd.DataFrame, rate: float, prefill_share: float = 1.0) -> float:
     """The offered load as a share of capacity, at `rate` requests/s; NaN for a run without steps or requests.
 
     requests: those that count. The run's `meta` may have the configuration, and mean lengths of the distributions that
-    the requests were drawn from (`expected_lengths`).
+    the requests were drawn from (`expected_lengths`). prefill_share: prompt tokens that the requests of a long run have
+    to compute, as a share of those of this one, whose first requests meet colder caches.
     """
     steps = result.steps
     arrival = floats(requests, "arrival_time")
@@ -61,12 +62,13 @@ def offered_load(result: RunResult, requests: pd.DataFrame, rate: float) -> floa
     alike = full if share > 0.1 else inside & (decodes >= np.quantile(decodes[inside], 0.8))
     correction = ratio(durations[alike].sum(), (counts[alike] @ times).sum())
     of_request = counts.sum(axis=0) / len(result.requests) * factors
-    of_request[0] = of_request[_DECODES] / most + (decodes == 0).sum() / len(result.requests)
+    of_request[_PREFILL] *= prefill_share
+    of_request[0] = of_request[_DECODES] / most + prefill_share * (decodes == 0).sum() / len(result.requests)
     return float(rate / result.num_tracks * correction * (of_request @ times))
 
 
 _COUNTS = ("num_prefill_tokens", "num_decode_seqs", "num_context_tokens")
-_DECODES, _CONTEXTS = 2, 3  # columns of the counts
+_PREFILL, _DECODES, _CONTEXTS = 1, 2, 3  # columns of the counts
 
 
 def _busy_time(steps: pd.DataFrame) -> Floats:

@@ -25,6 +25,7 @@ from harness.config import MetricsConfig
 from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, total
 from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
+from harness.results.sessions import session_metrics
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.staffing import staffing_metrics
 from harness.results.statistics.latencies import latencies
@@ -85,6 +86,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
         **_replay_lag(requests),
+        **session_metrics(requests, percentiles),
     }
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if "prefill_server" in requests:
@@ -173,6 +175,7 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
         "prefix_cache_hit_rate": hit_rate("num_cached_tokens"),
         "host_hit_rate": hit_rate("num_host_cached_tokens"),
         "disk_hit_rate": hit_rate("num_disk_cached_tokens"),
+        **({"store_hit_rate": hit_rate("num_store_cached_tokens")} if "num_store_cached_tokens" in admitted else {}),
         "parked_s": float(floats(requests, "parked_time").sum()),
         "recomputed_tokens": known_total(requests, "num_recomputed_tokens"),
         "preemptions": known_total(requests, "num_preemptions"),

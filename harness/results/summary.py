@@ -133,6 +133,10 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     failures = [f"{summary[key]:,} {key}" for key in ("rejected", "aborted", "unfinished") if summary[key]]
     counts = [f"{summary['completed']:,} of {summary['num_prompts']:,} finished in {show('duration')} s", *failures]
     yield "Requests", " · ".join(counts)
+    if summary.get("num_sessions"):
+        times = f"{show('mean_session_s')} s from first arrival to last answer, median {show('median_session_s')} s"
+        served = f"{summary['completed_sessions']:,} of {summary['num_sessions']:,} served whole"
+        yield "Sessions", f"{served} · {show('mean_session_requests')} requests each · {times}"
     yield from _servers(summary)
     usage = f"{percent(summary['mean_kv_cache_usage'])} mean · {percent(summary['max_kv_cache_usage'])} peak"
     if summary["saved_block_share"]:

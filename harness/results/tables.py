@@ -11,6 +11,7 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated (all sequences)
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk
+    num_store_cached_tokens                  and from a store that servers share; only where they do
     prefill_server, prefill_end_time         which one computed its prompt, -1: `server`, and until when; only where
                                              prompts have servers of their own
     parked_time                              s that it was admitted and waited for KV from elsewhere, in sum
@@ -123,7 +124,8 @@ class RunResult:
     an engine that tells nothing of its steps. num_blocks: size of the KV block pool of a server, None where it is not
     known. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
     says why the run ended before all was served, None for a complete one. spans: what each sequence did when, as
-    `harness.record.span_log` has it; only of a run with perfetto=true, and not stored with the tables.
+    `harness.record.span_log` has it; only of a run with perfetto=true, and not stored with the tables. itls: the
+    gaps between the tokens of each request, in s, of a run against a server.
     """
 
     requests: pd.DataFrame
@@ -134,6 +136,7 @@ class RunResult:
     complete: bool
     meta: dict[str, Any]
     spans: pd.DataFrame | None = None
+    itls: Sequence[Sequence[float]] | None = None
 
     @property
     def num_servers(self) -> int:

@@ -19,6 +19,7 @@ import pandas as pd
 from harness.results.columns import floats
 from harness.results.demand import offered_load
 from harness.results.servers import levels
+from harness.results.statistics.warming import warming_of
 from harness.results.tables import RunResult
 
 Verdict = Literal["stable", "overloaded", "unclear", "closed"]
@@ -54,7 +55,8 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
     """The verdict on the arrivals of `requests`, those of the run that count.
 
     stable: the queue of a long run stays bounded. overloaded: it does not. unclear: the load is too near to capacity to
-    tell from this run, too few requests count, or the run ended early. closed: arrivals wait for the system
+    tell from this run, its prefix caches were still filling when it ended and it would be overloaded without them, too
+    few requests count, or the run ended early. closed: arrivals wait for the system
     (closed loop, sessions) or all come at once, so that no rate is offered.
     """
     arrival = np.sort(floats(requests, "arrival_time"))
@@ -66,21 +68,25 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
         return Judgement("closed", math.nan, 0)
     window = arrival[-1] - arrival[0]
     rate = _configured_rate(result.meta) or (len(arrival) - 1) / window
-    load = _load(result, requests, rate) if result.complete else math.nan
-    return Judgement(_verdict(result, arrival, load), load, _waiting_at(result.steps, arrival[-1]))
+    warming = warming_of(result.requests)
+    load = _load(result, requests, rate, warming.factor) if result.complete else math.nan
+    verdict = _verdict(result, arrival, load)
+    if verdict == "overloaded" and not warming.is_over and not _load(result, requests, rate, 0.0) > _CRITICAL:
+        verdict = "unclear"
+    return Judgement(verdict, load, _waiting_at(result.steps, arrival[-1]))
 
 
-def _load(result: RunResult, requests: pd.DataFrame, rate: float) -> float:
+def _load(result: RunResult, requests: pd.DataFrame, rate: float, prefill_share: float) -> float:
     """That of the busiest pool; of servers that differ and all serve, each is taken to get an equal share."""
     if not result.pools:
-        return offered_load(result, requests, rate)
+        return offered_load(result, requests, rate, prefill_share)
     if any(pool["role"] == "serve" for pool in result.pools):
         num_servers = result.num_servers
         rates = [rate * len(pool["servers"]) / num_servers for pool in result.pools]
     else:
         rates = [rate] * len(result.pools)
     loads = [
-        offered_load(result.of_servers(pool["servers"]), requests, of_pool)
+        offered_load(result.of_servers(pool["servers"]), requests, of_pool, prefill_share)
         for pool, of_pool in zip(result.pools, rates, strict=True)
     ]
     return float(np.nanmax(loads)) if not np.isnan(loads).all() else math.nan

@@ -215,7 +215,8 @@ def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     if config.engine.kind == "sim":
         return SimulatedEngine(resolve_fleet(config), trace, arrivals)
     if config.engine.kind == "openai":
-        from harness.engines.endpoint.engine import EndpointEngine  # imported late, as it brings aiohttp
+        with interrupts.held():
+            from harness.engines.endpoint.engine import EndpointEngine  # imported late, as it brings aiohttp
 
         return EndpointEngine(config, trace, arrivals)
     with interrupts.held():
@@ -277,7 +278,7 @@ def collect(
     block_size = meta.pop("block_size", config.block_size)
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
-        recorded.spans,
+        recorded.spans, recorded.itls,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Compares with the aggregates of a file of `vllm bench serve --save-result` that has no details.
+"""Compares with the aggregates of a file of `vllm bench serve --save-result` that has no details, or of a benchmark
+report of llm-d.
 
 The file tells of its workload how many requests there were, the sums of their lengths, and how they were sent. So as
 many requests of the mean lengths are simulated, sent in the same way: a run whose lengths differed much has other
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from harness.config import AllAtOnceArrival, ArrivalConfig, ClosedLoopArrival, GammaArrival, RunConfig
 from harness.errors import MeasuredRunError
-from harness.measured import vllm_bench
+from harness.measured import llm_d, vllm_bench
 from harness.measured.records import as_number
 from harness.record.progress_bar import Terminal
 from harness.results.metrics import json_ready
@@ -34,9 +35,15 @@ from harness.workload.trace import Trace, trace_table
 _LATENCY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|e2el)_ms")  # ITL of vLLM is a gap of chunks, not of tokens
 _RATES = ("request_throughput", "output_throughput", "total_token_throughput", "duration")
 _MOST = 10_000_000  # requests
+LLM_D = "llm_d"
 
 
-def validate_aggregates(config: RunConfig, path: Path, output_dir: Path, console: Console) -> dict[str, Any]:
+def has_aggregates_only(kind: str, path: Path) -> bool:
+    """Whether the measured run of this kind has no requests; raises MeasuredRunError where it cannot be read."""
+    return kind == LLM_D or (kind == "vllm_bench" and vllm_bench.has_aggregates_only(path))
+
+
+def validate_aggregates(config: RunConfig, kind: str, path: Path, output_dir: Path, console: Console) -> dict[str, Any]:
     """Simulate what the file tells of its workload, write the signed errors of what there is, and return the content
     of validation.json.
 
@@ -44,7 +51,7 @@ def validate_aggregates(config: RunConfig, path: Path, output_dir: Path, console
         MeasuredRunError: the file does not say how many requests of which lengths there were.
         TwinServeError: the configuration cannot be used.
     """
-    measured = vllm_bench.read_document(path)
+    measured = llm_d.read_aggregates(path) if kind == LLM_D else vllm_bench.read_document(path)
     trace, arrival = _trace(path, measured), _arrival(measured)
     config = config.model_copy(update={"arrival": arrival})
     arrivals = make_arrivals(trace, arrival, np.random.default_rng(config.seed))
@@ -54,11 +61,12 @@ def validate_aggregates(config: RunConfig, path: Path, output_dir: Path, console
     if errors.empty:
         raise MeasuredRunError(f"{path}: has no mean, median or percentile of TTFT, TPOT or E2EL, and no throughput")
     settings: dict[str, Any] = {key: measured[key] for key in ("model_id", "tensor_parallel_size") if key in measured}
-    notes = ["requests of mean lengths are simulated: the file has no details (--save-detailed)"]
+    notes = [f"requests of mean lengths are simulated: the file has no details{' (--save-detailed)' * (kind != LLM_D)}"]
     if measured.get("max_concurrency") and not isinstance(arrival, ClosedLoopArrival):
         notes.append(f"max_concurrency={measured['max_concurrency']} is not simulated beside a request rate")
     warnings = [*notes, *served.result.meta["notes"], *different_settings(settings, config)]
-    source = {"kind": "vllm_bench", "source": str(path), "engine": f"{measured.get('backend')}, by vllm bench serve"}
+    tool = "llm-d-benchmark" if kind == LLM_D else "vllm bench serve"
+    source = {"kind": kind, "source": str(path), "engine": f"{measured.get('backend')}, by {tool}"}
     document = json_ready(
         {
             "measured": {**source, "num_requests": len(trace.table), "settings": settings},

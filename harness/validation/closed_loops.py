@@ -133,7 +133,9 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     seconds = (row.ttft_ms + (mean * row.osl - 1) * row.tpot_ms) / 1e3
     requests_per_s = row.concurrency / seconds
     weights = sum(
-        count * each.used * each.rows * each.columns for count, each in model.matrices() if each.part != "router"
+        count * each.used * each.rows * each.columns
+        for count, each in model.matrices()
+        if not each.part.endswith("router")
     )
     operations = requests_per_s * mean * (row.isl + row.osl) * 2 * weights
     arithmetic = model.quantization.arithmetic

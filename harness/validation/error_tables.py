@@ -121,7 +121,7 @@ def _headline(validation: Validation) -> Text:
     text = Text.assemble(("MEASURED", "bold green"), f"  {run.engine} · {run.source}\n")
     text.append("SIMULATED", "bold cyan")
     config = validation.config
-    text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
+    text.append(f" {config.model.name} on {config.device.name} · cost {validation.cost}")
     runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
     text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
     return text

@@ -17,6 +17,7 @@ from harness.validation.error_statistics import align, comparison, part_of, stat
 from harness.validation.simulated_run import simulated_requests
 from harness.validation.step_errors import StepReplay
 from simulator.calibration import Calibration
+from simulator.system import System
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,7 @@ class Validation:
 
     Attributes:
         config: the configuration of the simulation.
+        cost: the kind of cost model that priced its steps.
         run: the measured run.
         measured, simulated: requests tables as `MeasuredRun.requests`, of the scored part.
         repeats: such tables of the repeats of the measured run.
@@ -38,6 +40,7 @@ class Validation:
     """
 
     config: RunConfig
+    cost: str
     run: MeasuredRun
     measured: pd.DataFrame
     simulated: pd.DataFrame
@@ -55,7 +58,7 @@ class Validation:
         """What was measured, what was simulated, and which requests are scored, on one line."""
         parts = [f"MEASURED: {self.run.engine}, {Path(self.run.source).name}"]
         config = self.config
-        parts.append(f"SIMULATED: {config.model.name} on {config.device.name}, cost {config.cost.kind}")
+        parts.append(f"SIMULATED: {config.model.name} on {config.device.name}, cost {self.cost}")
         if config.validation.score != "all":
             parts.append(f"{config.validation.score.replace('_', ' ')} of the requests")
         if self.on_fitted_data:
@@ -69,11 +72,11 @@ def compare(
     repeats: list[MeasuredRun],
     result: RunResult,
     steps: list[StepReplay],
-    fitted: Calibration | None,
+    system: System,
     warnings: list[str],
 ) -> Validation:
-    """Compare `run`, with the noise of `repeats`, with the `result` of simulating `config`."""
-    settings = config.validation
+    """Compare `run`, with the noise of `repeats`, with the `result` of simulating `config` as `system`."""
+    settings, fitted = config.validation, system.calibration
     rows = part_of(len(run.requests), settings.score)
     tables = [with_latencies(each.requests, settings.latency_from).iloc[rows] for each in (run, *repeats)]
     simulated = simulated_requests(
@@ -92,6 +95,7 @@ def compare(
     simulated_levels = simulated_levels.assign(num_unfinished=_unfinished(simulated, times))
     return Validation(
         config=config,
+        cost=system.cost.kind,
         run=run,
         measured=measured,
         simulated=scored,

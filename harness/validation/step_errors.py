@@ -21,7 +21,7 @@ from harness.engines.simulated import SimulatedEngine
 from harness.measured.measured_run import MeasuredRun, handover_steps, whole_ns
 from harness.results.tables import DECISIONS, Floats
 from harness.workload.arrivals import OpenLoop
-from harness.workload.trace import Trace
+from harness.workload.trace import Trace, rows_of
 from simulator.costs.cost import CostModel
 from simulator.fleet_system import FleetSystem
 from simulator.system import System
@@ -118,8 +118,8 @@ def as_delivered(run: MeasuredRun) -> tuple[Trace, npt.NDArray[np.int64]]:
     """The trace of a run of our own engine in the order in which requests reached the scheduler, and the times in ns at
     which they did. The trace's column `row` is the row of the request in `MeasuredRun.trace`."""
     delivered_ns, order = _deliveries(run)
-    table = run.trace.table.iloc[order].reset_index(drop=True).assign(request_id=np.arange(len(order)), row=order)
-    return replace(run.trace, table=table), delivered_ns
+    trace = rows_of(run.trace, order)
+    return replace(trace, table=trace.table.assign(row=order)), delivered_ns
 
 
 def _in_part(run: MeasuredRun, start_s: Floats, part: Part) -> npt.NDArray[np.bool_]:

@@ -14,11 +14,11 @@ from harness.config.schema.tasks.validation import Part
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.figures import write_validation_charts
-from harness.measured import MeasuredRun, load_measured, vllm_bench
+from harness.measured import MeasuredRun, load_measured
 from harness.record.progress_bar import Terminal
 from harness.results.tables import RunResult
 from harness.studies.run import serve
-from harness.validation.aggregates import validate_aggregates
+from harness.validation.aggregates import has_aggregates_only, validate_aggregates
 from harness.validation.closed_loops import KIND, validate_rows
 from harness.validation.error_tables import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
@@ -45,15 +45,15 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if settings.measured and settings.measured.startswith(f"{KIND}:"):
         return validate_rows(config, output_dir, console)
     kind, _, path = (settings.measured or "").partition(":")
-    if kind == "vllm_bench" and vllm_bench.has_aggregates_only(user_path(path)):
-        return validate_aggregates(config, user_path(path), output_dir, console)
+    if has_aggregates_only(kind, user_path(path)):
+        return validate_aggregates(config, kind, user_path(path), output_dir, console)
     run = load_run(settings)
     repeats = [load_measured(name, settings.workload, settings.columns) for name in settings.repeats]
     for repeat in repeats:
         _check_repeat(run, repeat)
     pool_warnings = different_pool(config, run)
     config = simulation_config(config, run)
-    fitted = resolve(config).calibration
+    system = resolve(config)
     arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, run.trace, arrivals, Terminal(config, console), lambda run: run.write(output_dir))
     served.check(output_dir)
@@ -62,8 +62,8 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config), *pool_warnings]
     warnings += _profile_warnings(run, priced)
     warnings += _service_warnings(run, served.result)
-    warnings += _fit_warnings(run, fitted, settings.score)
-    validation = compare(config, run, repeats, served.result, steps, fitted, warnings)
+    warnings += _fit_warnings(run, system.calibration, settings.score)
+    validation = compare(config, run, repeats, served.result, steps, system, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
         write_validation_charts(output_dir, output_dir, config.plot)

@@ -1,6 +1,7 @@
 """When requests arrive: the `Arrivals` of an open loop, a closed loop and sessions, and which of them a run has."""
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -82,22 +83,37 @@ class ClosedLoop:
 
 
 class Sessions:
-    """Sessions start at fixed times; each later turn arrives its think time after the turn before it is done.
+    """Sessions start at fixed times; each later request arrives its think time after the last of those that it waits
+    for is done.
 
     Args:
-        session_id: int64[n]; rows of a session are in turn order, sessions start in order of their first rows.
-        start_ns: int64[sessions], ascending.
-        think_ns: int64[n], time a session waits before sending the row; that of first turns is not used.
+        session_id: int64[n]; sessions start in order of their first rows.
+        start_ns: int64[sessions], ascending. Rows of a session that wait for none arrive then.
+        think_ns: int64[n], time a session waits before sending the row; that of rows that wait for none is not used.
+        waits_for: of each row the earlier rows of its session that must be done; by default the one before it.
     """
 
-    def __init__(self, session_id: npt.NDArray[np.int64], start_ns: Nanoseconds, think_ns: Nanoseconds) -> None:
-        order = np.argsort(session_id, kind="stable")
-        continues = session_id[order[1:]] == session_id[order[:-1]]
-        self._next_turn = dict(zip(order[:-1][continues].tolist(), order[1:][continues].tolist(), strict=True))
-        first_turns = np.sort(np.concatenate([order[:1], order[1:][~continues]]))
-        self._starts = zip(start_ns.tolist(), first_turns.tolist(), strict=True)
+    def __init__(
+        self,
+        session_id: npt.NDArray[np.int64],
+        start_ns: Nanoseconds,
+        think_ns: Nanoseconds,
+        waits_for: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        if waits_for is None:
+            waits_for = _rows_before(session_id)
+        self._followers: dict[int, list[int]] = {}
+        first_rows: dict[int, list[int]] = {}
+        for row, (session, earlier) in enumerate(zip(session_id.tolist(), waits_for, strict=True)):
+            for each in earlier:
+                self._followers.setdefault(each, []).append(row)
+            if not earlier:
+                first_rows.setdefault(session, []).append(row)
+        self._num_awaited = [len(earlier) for earlier in waits_for]
+        self._ready_ns = [0] * len(waits_for)
+        self._starts = zip(start_ns.tolist(), first_rows.values(), strict=True)
         self._think_ns: list[int] = think_ns.tolist()
-        # A heap of every turn on its way and the next start of a session; starts are in order, so one will do.
+        # A heap of every row on its way and the next start of a session; starts are in order, so one will do.
         self._pending: list[tuple[int, int]] = []
         self._push_start()
         self.next_ns = self._pending[0][0]
@@ -114,15 +130,28 @@ class Sessions:
         return due
 
     def on_finish(self, row: int, now_ns: int) -> None:
-        turn = self._next_turn.get(row)
-        if turn is not None:
-            heappush(self._pending, (now_ns + self._think_ns[turn], turn))
-            self.next_ns = self._pending[0][0]
+        for each in self._followers.get(row, ()):
+            self._num_awaited[each] -= 1
+            self._ready_ns[each] = max(self._ready_ns[each], now_ns + self._think_ns[each])
+            if not self._num_awaited[each]:
+                heappush(self._pending, (self._ready_ns[each], each))
+                self.next_ns = self._pending[0][0]
 
     def _push_start(self) -> None:
-        self._start = next(self._starts, None)
-        if self._start is not None:
-            heappush(self._pending, self._start)
+        start_ns, rows = next(self._starts, (NEVER, ()))
+        self._start = (start_ns, rows[0]) if rows else None
+        for row in rows:
+            heappush(self._pending, (start_ns, row))
+
+
+def _rows_before(session_id: npt.NDArray[np.int64]) -> list[list[int]]:
+    """Of each row, the row before it in its session, if there is one."""
+    last: dict[int, int] = {}
+    before: list[list[int]] = []
+    for row, session in enumerate(session_id.tolist()):
+        before.append([last[session]] if session in last else [])
+        last[session] = row
+    return before
 
 
 def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator) -> Arrivals:
@@ -193,7 +222,8 @@ def _make_sessions(trace: Trace, config: SessionsArrival, rng: np.random.Generat
     else:
         raise ConfigError(f"arrival.think_time={RECORDED}: trace {trace.name} has no column think_time; give seconds")
     think_ns = _to_ns(think_times, "think_time")
-    return Sessions(session_id, starts, think_ns)
+    waits_for = [rows.tolist() for rows in trace.table["waits_for"]] if "waits_for" in trace.table else None
+    return Sessions(session_id, starts, think_ns, waits_for)
 
 
 def _from_gaps(gaps: npt.NDArray[np.float64], rate: float) -> Nanoseconds:

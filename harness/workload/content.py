@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
 from harness.config.schema.workload import MAX_TOKENS
+from harness.workload.lines import Lines, continuing_rows
 from harness.workload.trace import Trace, deadlines_ns, tenants
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has
@@ -85,7 +86,7 @@ def block_identities(
 
     From token ids: the hashes of the real engine. From hash ids: the id that a block's last token falls under, and
     how far into it the block ends; hash ids are positional, so equal pairs mean equal prefixes. From sessions, whose
-    prompts repeat all that was said before: the session and the block's number, outputs included.
+    prompts repeat all that was said before: the line of the session and the block's number, outputs included.
     """
     table = trace.table
     if "token_ids" in table:
@@ -97,11 +98,15 @@ def block_identities(
         assert span is not None
         lengths: list[int] = prompts.tolist()
         ends = np.arange(block_size - 1, span, block_size)  # of the blocks in a hash id that covers whole ones
-        return lambda row: _from_hash_ids(hash_ids[row], span, ends, lengths[row], block_size)
+        # an answer that a later prompt begins with is in the hash ids of that prompt
+        teller = continuing_rows(trace)
+        totals = (table["num_prompt_tokens"] + table["num_output_tokens"]).tolist() if teller else []
+        for row in teller:
+            lengths[row] = min(totals[row], max_model_len)
+        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, ends, lengths[row], block_size)
     if "session_id" in table:
-        sessions = table["session_id"].tolist()
-        num_blocks = _num_blocks(trace, block_size, max_model_len)
-        return lambda row: list(range(sessions[row] << 32, (sessions[row] << 32) + num_blocks[row]))
+        lines, num_blocks = Lines(trace, block_size), _num_blocks(trace, block_size, max_model_len)
+        return lambda row: lines.identities(row, num_blocks[row])
     return None
 
 

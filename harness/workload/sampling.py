@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import (
+    AgenticTrace,
     ConstantLengths,
     LengthsConfig,
     LognormalLengths,
@@ -105,7 +106,7 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
     )
 
 
-def num_drawn(config: SyntheticTrace | SharedPrefixTrace | ShareGptTrace) -> int:
+def num_drawn(config: SyntheticTrace | SharedPrefixTrace | ShareGptTrace | AgenticTrace) -> int:
     """Requests to draw.
 
     Raises:

@@ -1,8 +1,8 @@
 """The request trace: one table of requests, whatever file or sampler it came from."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ _INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "n", "priority", "
 CLASS_COLUMNS = ("priority", "tenant", "deadline")
 """What policies tell requests apart by; kept in the results."""
 _SECONDS_COLUMNS = ("deadline", "think_time")
-_LIST_COLUMNS = ("hash_ids", "token_ids")
+_LIST_COLUMNS = ("hash_ids", "token_ids", "waits_for")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,11 @@ class Trace:
             `session_id` and `turn` int64: rows of a session are in turn order and its prompts are cumulative, each
             at least as long as the previous turn's prompt and output, which it starts with, unless `hash_ids` or
             `token_ids` say what it starts with;
-            `think_time` float64, seconds from the end of the previous turn of the session to this one;
+            `waits_for` int64 arrays: earlier requests of the session whose answers the request needs, where a session
+            is no chain of turns. Then `turn` is the longest way to it in requests, and the prompt starts with prompt
+            and output of the first of these requests if it is as long; otherwise it is a new one, as of a sub-agent;
+            `think_time` float64, seconds from the end of the previous turn of the session, or of the last request that
+            it waits for, to this one;
             `hash_ids` int64 arrays, one id per block of `hash_block_size` prompt tokens (the last may be partial):
             two requests with an equal id have equal prompts up to the end of that block;
             `token_ids` int32 arrays of length `num_prompt_tokens`.
@@ -113,12 +117,37 @@ def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.
     for name in _SECONDS_COLUMNS:
         if name in columns:
             table[name] = np.asarray(columns[name], dtype=np.float64)
-    if "session_id" in table and "turn" not in table:
+    if "waits_for" in columns:
+        table["turn"] = _depths(columns["waits_for"])
+    elif "session_id" in table and "turn" not in table:
         table["turn"] = pd.Series(table["session_id"]).groupby(table["session_id"]).cumcount().to_numpy(np.int64)
     for name in _LIST_COLUMNS:
         if name in columns:
             table[name] = pd.Series(columns[name], dtype=object)
     return pd.DataFrame(table)
+
+
+def _depths(waits_for: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """int64[n]: requests on the longest way to each row, which waits for earlier rows only."""
+    depths: list[int] = []
+    for earlier in waits_for:
+        depths.append(max((depths[row] + 1 for row in earlier.tolist()), default=0))
+    return np.array(depths, dtype=np.int64)
+
+
+def rows_of(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
+    """The trace with these rows only, in this order; they wait for none of the others."""
+    table = trace.table.iloc[rows].reset_index(drop=True)
+    if "waits_for" in table:
+        table["waits_for"] = renumbered(table["waits_for"], rows.tolist())
+    return replace(trace, table=table.assign(request_id=np.arange(len(table))))
+
+
+def renumbered(waits_for: Iterable[npt.NDArray[np.int64]], request_ids: Iterable[int]) -> pd.Series:
+    """`waits_for` in numbers of rows, for the ids of the requests in these rows; without those that are not there."""
+    row_of = {number: row for row, number in enumerate(request_ids)}
+    rows = [[row_of[each] for each in ids.tolist() if each in row_of] for ids in waits_for]
+    return pd.Series([np.array(each, dtype=np.int64) for each in rows], dtype=object)
 
 
 def conversation_columns(

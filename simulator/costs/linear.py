@@ -49,7 +49,7 @@ def _products_s(model: Model, device: Device, tensor_parallel_size: int) -> floa
     """Seconds of the matrix products of one token in all layers."""
     seconds = 0.0
     for count, weights in model.matrices(tensor_parallel_size):
-        if weights.part != "router":
+        if not weights.part.endswith("router"):
             quantization = model.format_of(weights.part)
             rate = quantization.products(model.dtype, device.flops, device.name).flops * device.flops_efficiency
             seconds += count * 2 * weights.used * weights.rows * weights.columns / rate

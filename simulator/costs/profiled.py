@@ -61,6 +61,7 @@ class ProfiledCost:
 
     Attributes:
         profile: where the times are from.
+        kernel_factor: the constant of that name.
         num_plans: how many plans `step_ns` has priced.
         unused_constants: constants without effect, since the profile measured what they stand for, or has no times
             that they scale.
@@ -85,7 +86,7 @@ class ProfiledCost:
         self.unused_constants = unused_constants(profile.tables)
         self.num_plans = 0
         self._meta = profile.meta
-        self._kernels = factor = values["kernel_factor"]  # times that it does not scale are divided by it
+        self.kernel_factor = factor = values["kernel_factor"]  # times that it does not scale are divided by it
         self._factor = factor * (profile.meta.mean_over_median if of_means else 1.0)
         self._buckets = profile.meta.token_buckets
         of_all = profile.meta.padded_steps == "all"
@@ -97,7 +98,8 @@ class ProfiledCost:
         self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
         self._rest = rest_of(profile.tables.get("steps"))
         # Our profiler times step after step. Planned ahead, the host's part of a step passes while the GPU computes.
-        self._hides_rest = is_async and bool(self._buckets)
+        # What goes with the times of a database is time in which the GPU waits between pieces of CUDA graphs.
+        self._hides_rest = is_async and bool(self._buckets) and "database" not in profile.meta.source
         is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.tables
         self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
         # A curve with a single point holds for steps of all sizes.
@@ -129,7 +131,7 @@ class ProfiledCost:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
         if work.num_copied_blocks:
             time += self._copying(work.num_copied_blocks)
-        return max(1, round((self._kernels if work.chunks else self._factor) * time))
+        return max(1, round((self.kernel_factor if work.chunks else self._factor) * time))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         size = (work.num_decodes, work.tokens_per_decode)
@@ -145,6 +147,10 @@ class ProfiledCost:
         times *= self._factor
         np.rint(times, out=times)
         return np.maximum(times, 1.0, out=times).astype(np.int64)
+
+    def graph_tokens(self, num_tokens: int) -> int | None:
+        """Tokens of the CUDA graph that serves a step of `num_tokens` tokens; None where none does."""
+        return _padded(num_tokens, self._buckets) if _is_captured(num_tokens, self._buckets) else None
 
     def outside(self) -> dict[str, Outside]:
         """The axes on which plans lay beyond the measured ranges so far, by name.

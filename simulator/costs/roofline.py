@@ -46,7 +46,7 @@ class _Matrix(NamedTuple):
     operations: int
     num_bytes: float
     copies: int
-    used: int
+    used: float
     flops_per_ns: float
     input_ns: float
 
@@ -87,6 +87,8 @@ class RooflineCost:
             (count, [self._matrix(weights) for weights in block.matrices(model, self._tp)], self._moved_ns(block))
             for count, block in model.blocks
         ]
+        experts = ((count, each) for count, each in model.matrices(self._tp) if each.part == "experts")
+        self._experts = [(count, self._matrix(each)) for count, each in experts]
         self._lm_head = self._matrix(Weights("lm_head", "lm_head", model.vocab_size // self._tp, model.hidden_size))
         self._link_bytes_per_ns = device.link_bandwidth / _NS
         self._link_latency_ns = device.link_latency_s * _NS
@@ -203,22 +205,16 @@ class RooflineCost:
             quantising,
         )
 
-    def experts_ns(self, num_tokens: int, num_ranks: int = 1) -> float:
-        """The experts of all layers, on one of `num_ranks` ranks that share them out and have `num_tokens` tokens
-        together, of which the experts of each get as many."""
-        return sum(
-            count * self._linear(matrix, num_tokens, num_ranks)
-            for count, matrices, _ in self._blocks
-            for matrix in matrices
-            if matrix.copies > 1
-        )
+    def experts_ns(self, num_tokens: int) -> float:
+        """The experts of all layers on one rank, for `num_tokens` tokens. Where ranks share out whole experts, the
+        experts of each get as many of them."""
+        return sum(count * self._linear(matrix, num_tokens) for count, matrix in self._experts)
 
-    def _linear(self, matrix: _Matrix, num_tokens: int, num_ranks: int = 1) -> float:
-        """Products of `num_tokens` tokens; those with experts read the weights of the experts that are hit. On one of
-        `num_ranks` ranks, which share out both."""
+    def _linear(self, matrix: _Matrix, num_tokens: int) -> float:
+        """Products of `num_tokens` tokens; those with experts read the weights of the experts that are hit."""
         operations, num_bytes, copies, used, flops_per_ns, input_ns = matrix
-        hit = copies * (1 - (1 - used / copies) ** num_tokens) / num_ranks
-        num_products = num_tokens * used / num_ranks
+        hit = copies * (1 - (1 - used / copies) ** num_tokens)
+        num_products = num_tokens * used
         return max(hit * num_bytes / self._bytes_per_ns, operations * num_products / flops_per_ns) + (
             num_products * input_ns
         )

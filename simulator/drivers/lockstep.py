@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
+from engine.core.plan import StepPlan
 from engine.core.work import StepWork
 from simulator.arrivals import NEVER
 from simulator.drivers.phases import PLANS, Phase
@@ -20,8 +21,8 @@ from simulator.replica import Replica
 _DUMMY = StepWork((), 1, 1, 1)
 
 
-Shared = Callable[[int], int]
-"""ns of what all ranks do together, given the tokens of all."""
+Shared = Callable[[Sequence[int]], int]
+"""ns of what all ranks do together, given the tokens of each."""
 
 
 class Ranks(NamedTuple):
@@ -39,12 +40,12 @@ class Lockstep:
         shared_ns: what is added to the time of the slowest rank.
 
     Raises:
-        ValueError: a replica compresses runs of steps, has plans of several, or plans ahead: the others would not be
-            asked in between.
+        ValueError: a replica compresses runs of steps or has plans of several: the others would not be asked in
+            between.
     """
 
     def __init__(self, env: simpy.Environment, replicas: Sequence[Replica], shared_ns: Shared) -> None:
-        if any(replica.compress or replica.plans_several for replica in replicas):
+        if any(each.compress or (each.plans_several and not each.scheduler.plans_ahead) for each in replicas):
             raise ValueError("in lockstep each step is planned on its own")
         self._env = env
         self._replicas = replicas
@@ -60,23 +61,23 @@ class Lockstep:
 
     def _serve(self) -> Generator[Any, Any, None]:
         env, replicas = self._env, self._replicas
+        ahead: list[StepPlan | None] = [None] * len(replicas)
         while not any(replica.is_stopping for replica in replicas):
             self._woken = env.event()
             yield Phase(env, PLANS)
             now = env.now
-            plans = [replica.plan(now) for replica in replicas]
+            plans = [made or replica.plan(now) for made, replica in zip(ahead, replicas, strict=True)]
             if not any(plans):
                 wake_at = min(replica.wake_ns() for replica in replicas)
                 yield self._woken if wake_at == NEVER else self._woken | env.timeout(wake_at - now)
                 continue
-            pace = num_tokens = 0
+            pace, num_tokens = 0, []
             for replica, plan in zip(replicas, plans, strict=True):
                 price = replica.cost_model.step_ns(_DUMMY) if plan is None else replica.price(plan, now)
                 assert isinstance(price, int), "plans are of one step"
                 pace = max(pace, price)
-                num_tokens += 1 if plan is None else plan.work.num_tokens
+                num_tokens.append(1 if plan is None else plan.work.num_tokens)
             pace += self._shared_ns(num_tokens)
             yield env.timeout(pace)
-            for replica, plan in zip(replicas, plans, strict=True):
-                if plan is not None:
-                    replica.finish(plan, now, pace)
+            for rank, (replica, plan) in enumerate(zip(replicas, plans, strict=True)):
+                ahead[rank] = replica.finish(plan, now, pace)[0] if plan is not None else None

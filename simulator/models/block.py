@@ -43,7 +43,7 @@ class Weights(NamedTuple):
         name: of the operator that multiplies by them.
         part: of the model, which decides their format (`Model.format_of`).
         copies: how many there are: the experts.
-        used: of these, how many a token uses.
+        used: of these, how many a token uses on average.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     rows: int
     columns: int
     copies: int = 1
-    used: int = 1
+    used: float = 1
 
 
 class Scan(NamedTuple):

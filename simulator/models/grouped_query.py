@@ -14,6 +14,7 @@ class GroupedQuery(Block):
     """Attributes:
     window: tokens that are attended to; 0 for all.
     qk_norm: whether heads of query and key are normed.
+    norm_spans_heads: whether that norm is over all heads, of all ranks, which then exchange sums of squares.
     num_extras: parameters beside matrices, the norm of the hidden state, and norms of a query and a key head.
     value_dim: width of a head of values; 0 for `head_dim`.
     has_gate: whether the output is gated, by as many elements as queries have.
@@ -29,6 +30,7 @@ class GroupedQuery(Block):
     value_dim: int = 0
     has_gate: bool = False
     shares_projection: bool = False
+    norm_spans_heads: bool = False
 
     def kv_heads_per_rank(self, ranks: int) -> int:
         """KV heads are split over the ranks, and replicated where there are more ranks than heads."""

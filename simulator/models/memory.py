@@ -262,7 +262,7 @@ def _padding_bytes(model: Model, tensor_parallel_size: int, *, both: bool) -> in
         return 0
     padding = 0.0
     for count, block in model.of_kind(Experts):
-        width, hidden = block.intermediate_size // tensor_parallel_size, model.hidden_size
+        width, hidden = block.expert_width(tensor_parallel_size), model.hidden_size
         grown = _padded(width) * (_padded(hidden) if both else hidden) / (width * hidden)
         for weights in block.matrices(model, tensor_parallel_size):
             if weights.part == "experts":

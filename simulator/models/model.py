@@ -13,7 +13,7 @@ from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
 from simulator.models.latent import Latent
-from simulator.models.weight_formats import NONE, Quantization
+from simulator.models.weight_formats import FLOAT32, NONE, Quantization
 
 _PLAIN = ("router", "lm_head")
 _Kind = TypeVar("_Kind", bound=Block)
@@ -69,7 +69,9 @@ class Model:
         return self.dtype if self.quantization.weight_bits is None else self.quantization.name
 
     def format_of(self, part: str) -> Quantization:
-        """The format of a part of the weights; routers and the LM head always have the model's dtype."""
+        """The format of a part of the weights; routers and the LM head always have the model's dtype, or float32."""
+        if part == "float32_router":
+            return FLOAT32
         is_plain = part in _PLAIN or (self.quantization.experts_only and part != "experts")
         return self.part_formats.get(part, NONE if is_plain else self.quantization)
 
@@ -112,15 +114,17 @@ class Model:
     def num_expert_layers(self) -> int:
         return sum(count for count, _ in self.of_kind(Experts))
 
-    def of_rank(self, num_ranks: int) -> Model:
-        """What is on one of the ranks that share out the experts. Where a token uses more experts than a rank has, the
-        buffers for routed tokens are rather too small."""
+    @property
+    def num_expert_ranks(self) -> int:
+        """Ranks that share out whole experts."""
+        experts = self.first(Experts)
+        return experts.num_ranks if experts else 1
+
+    def with_experts_on(self, num_ranks: int) -> Model:
+        """The same model whose experts are shared out over `num_ranks` ranks."""
 
         def part(block: Block) -> Block:
-            if not isinstance(block, Experts):
-                return block
-            count = block.num_experts // num_ranks
-            return replace(block, num_experts=count, num_used=min(block.num_used, count))
+            return replace(block, num_ranks=num_ranks) if isinstance(block, Experts) else block
 
         return replace(self, blocks=tuple(Counted(count, part(block)) for count, block in self.blocks))
 

@@ -1,8 +1,8 @@
 """How the weights of a model are stored, and in which arithmetic its matrix products run.
 
 The formats apply to the linear layers of attention and MLPs. Embeddings, norms, the router of a mixture of experts and
-the LM head stay in the model's dtype, as in the checkpoints that vLLM serves. The dtype of the KV cache is a setting
-of its own.
+the LM head stay in the model's dtype, as in the checkpoints that vLLM serves; some routers are float32 in vLLM. The
+dtype of the KV cache is a setting of its own.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Quantization:
 
 
 NONE = Quantization("none")
+FLOAT32 = Quantization("float32", 32, arithmetic="fp32")  # of routers, in no checkpoint as a whole
 QUANTIZATIONS = {
     entry.name: entry
     for entry in (

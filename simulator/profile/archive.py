@@ -67,8 +67,7 @@ def find_profile(
     others = [other for each in named for other in _entries(*key) if other.partition("/")[2] == each.partition("/")[2]]
     for entry in [*named, *others]:
         if entry in _entries(*key) and _fits(_meta(*key, entry), model, tensor_parallel_size):
-            found = _read(*key, entry, tuple(kernels))
-            return Profile(replace(found.meta, token_buckets=graph_sizes(max_num_seqs, max_graph_tokens)), found.tables)
+            return _read(*key, entry, tuple(kernels), graph_sizes(max_num_seqs, max_graph_tokens))
     return None
 
 
@@ -95,17 +94,26 @@ def _meta(path: Path, changed_ns: int, entry: str) -> ProfileMeta:
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> Profile:
-    found = _entries(path, changed_ns)[entry]
-    meta, members = _meta(path, changed_ns, entry), dict(found["tables"])
-    chosen = [kernel for kernel in kernels if kernel in found["kernels"]]
-    for kernel in chosen:
-        members |= found["kernels"][kernel]
-    if chosen:
+def _read(
+    path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...], token_buckets: tuple[int, ...] | None = None
+) -> Profile:
+    """The profile of an entry; the same object for the same arguments, as cost models keep what they make of it."""
+    found, meta = _entries(path, changed_ns)[entry], _meta(path, changed_ns, entry)
+    if chosen := [kernel for kernel in kernels if kernel in found["kernels"]]:
         meta = replace(meta, source={**meta.source, "server": chosen})
+    if token_buckets is not None:
+        meta = replace(meta, token_buckets=token_buckets)
+    return Profile(meta, _tables(path, changed_ns, entry, tuple(chosen)))
+
+
+@lru_cache(maxsize=16)
+def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+    found = _entries(path, changed_ns)[entry]
+    members = dict(found["tables"])
+    for kernel in kernels:
+        members |= found["kernels"][kernel]
     with _opened(path) as archive:
-        tables = {name: pd.read_csv(io.BytesIO(archive.read(member))) for name, member in members.items()}
-    return Profile(meta, tables)
+        return {name: pd.read_csv(io.BytesIO(archive.read(member))) for name, member in members.items()}
 
 
 @contextmanager

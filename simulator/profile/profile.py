@@ -16,6 +16,10 @@ of the times. `simulator.profile.profile_folder` reads and writes a profile as a
     deviations   num_decodes,decode_context,deviation_pct,time_us   one layer's decode attention of such contexts:
                  their mean, and their standard deviation in percent of it (optional; instead of uneven)
     all_reduce   num_bytes,time_us                with more than one rank (optional: a constant can stand in)
+    experts      num_ranks,num_tokens,time_us     one layer's experts on one of num_ranks ranks that share them out
+                 whole, for the tokens of all of them (optional)
+    exchange     num_ranks,num_bytes,time_us      all-gather and reduce-scatter of so many bytes, those of all ranks
+                 (optional)
     copies       num_blocks,time_us               copies of KV blocks before a step, all layers (optional)
     steps        kind,num_tokens,time_us          what a whole step takes beyond its operators: host overhead, launch
                  gaps, caches (optional); kind is decode, prefill or mixed
@@ -42,6 +46,8 @@ KEYS = {
     "uneven": ("prefill_tokens", "num_decodes"),
     "deviations": ("num_decodes", "decode_context", "deviation_pct"),
     "all_reduce": ("num_bytes",),
+    "experts": ("num_ranks", "num_tokens"),
+    "exchange": ("num_ranks", "num_bytes"),
     "copies": ("num_blocks",),
     "steps": ("kind", "num_tokens"),
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from experiments import RESULTS, ROOT
 from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
+from experiments.board.pages import write_pages
 from experiments.board.point import FLEET, Point, flat, loop_throughput, table_of
 from harness.engines.resolving.known_error import RunClass
 
@@ -49,3 +53,27 @@ def test_the_figure_shows_each_point() -> None:
     points = [replace(POINT, id=str(n), clients=n, prompt=float(n)) for n in (1, 5, 17, 65)]
     panels = board_chart(table_of(map(flat, points))).panels
     assert [len(panels[0].series[-1].x), panels[2].y.names, len(panels)] == [4, ("llama fp8 (4)",), 6]
+
+
+PAGES = ("docs/fidelity.md", "docs/scheduler_and_cost_model.md", "README.md")
+
+
+def test_pages_show_the_stored_results_and_what_was_said_of_each_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {}
+    for name in PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+        texts[name] = (tmp_path / name).read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    write_pages(ROOT / RESULTS / "board")
+    assert {name: Path(name).read_text(encoding="utf-8") for name in PAGES} == texts, (
+        "python -m experiments.board --docs"
+    )
+    rows = texts[PAGES[0]].splitlines()
+    kept = [row for row in rows if not row.startswith("| dense models |")]
+    told = next(row for row in rows if row.startswith("| dense models |"))
+    Path(PAGES[0]).write_text("\n".join(kept) + "\n", encoding="utf-8")
+    write_pages(ROOT / RESULTS / "board")
+    assert f"{told.rpartition(' | ')[0]} |  |" in Path(PAGES[0]).read_text(encoding="utf-8").splitlines()

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments.inferencex.fit import with_synchronous
+from experiments.inferencex.other_engines import of_sglang, other_server, sglang_kernels
 from experiments.inferencex.simulation import CaseRows
 from harness.measured.public_servers import SERVERS
 from harness.validation.contradictions import contradicted
@@ -47,6 +48,18 @@ def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:
     rows = pd.DataFrame({"concurrency": clients, "simulated_tpot_ms": simulated, "tpot_ms": measured})
     host = with_synchronous(HOST._replace(synchronous_step_us=0.0, synchronous_sequence_us=0.0), rows)
     assert host.synchronous_step_us == pytest.approx(400) and host.synchronous_sequence_us == pytest.approx(30)
+
+
+def test_servers_of_sglang_have_its_scheduler_its_kernels_and_mixed_chunks_by_who_started_them() -> None:
+    made = {
+        path: of_sglang(server, sglang_kernels(Path("/systems/silicon_sample.csv"), "h200_sxm")).settings()
+        for path in ("Qwen/Qwen3-32B", "Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
+        if (server := other_server(path, "nan" if path == "Qwen/Qwen3-32B" else "fp8", "h200_sxm")) is not None
+    }
+    assert [each.get("scheduler.options.enable_mixed_chunk") for each in made.values()] == [None, "true", None]
+    for each in made.values():
+        assert (each["scheduler"], each["frontend"], each["validation.seats"]) == ("sglang", "none", "2048")
+        assert each["cost.profile"] == "aiconfigurator:/systems:h200_sxm/sglang/0.5.14"
 
 
 def test_rows_are_simulated_with_the_settings_of_their_server_or_with_other_constants(tmp_path: Path) -> None:

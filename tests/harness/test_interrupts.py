@@ -107,6 +107,18 @@ def test_noted_signals_call_once_and_held_ones_wait() -> None:
             signal.raise_signal(signal.SIGTERM)
 
 
+def test_signals_that_were_blocked_when_the_program_was_started_come() -> None:
+    handlers = [signal.getsignal(number) for number in interrupts.SIGNALS]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
+    try:
+        interrupts.end_at_once()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(interrupts.SIGNALS)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in zip(interrupts.SIGNALS, handlers, strict=True):
+            signal.signal(number, handler)
+
+
 def test_a_block_of_forwarded_signals_that_is_dropped_is_silent() -> None:
     process = start(DROPPED)
     assert process.communicate(timeout=90) == ("", "") and process.returncode == 0

@@ -68,6 +68,11 @@ def listed(name: str, quantization: str | None = None) -> Model:
     return model_shape(config, quantization or config.quantization, "auto")
 
 
+def num_float32(model: Model) -> int:
+    """Elements of the routers that vLLM keeps in float32."""
+    return sum(count * each.rows * each.columns for count, each in model.matrices() if each.part == "float32_router")
+
+
 def resized(model: Model, **sizes: Any) -> Model:
     """`model` with other sizes; `sizes` by the keys of the configuration."""
     kept: dict[str, Any] = {"intermediate_size": 1} | vars(model) | model.sizes | {"blocks": ()}

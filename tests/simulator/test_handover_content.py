@@ -61,13 +61,13 @@ class Memory:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
-
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
         for source_tier, source, target_tier, target in plan.transfers:
             assert source_tier == target_tier == DEVICE
             for offset in range(self.block_size):
                 self.slots[target, offset] = self.slots.get((source, offset))
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
         computed = [(sequence, start, start + num_tokens) for sequence, start, num_tokens, _ in plan.prefills]
         decoded = [(sequence, sequence.num_computed_tokens) for sequence in plan.decodes]
         computed += [(sequence, start, start + 1) for sequence, start in decoded]

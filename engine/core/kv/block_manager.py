@@ -135,6 +135,9 @@ class BlockManager:
         end = start + len(hashes)
         blocks = sequence.block_table[start:end]
         self.index.add(blocks, hashes, () if sequence.token_ids is None else self.contents_of(sequence, start, end))
+        if self.offload is not None:
+            contents = () if sequence.token_ids is None else self.contents_of(sequence, start, end)
+            self.offload.note_computed(blocks, hashes, contents)
         if self._ranked is not None:
             self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
         sequence.num_registered_blocks = end

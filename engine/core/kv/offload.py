@@ -2,6 +2,7 @@
 
       device's index ──evicted──▶ host ──evicted──▶ disk ──evicted──▶ lost
              ▲─────────── hit ──────┘────── hit ──────┘
+             └─computed─▶ store that servers share (`shared_store.py`), if there is one; hits as from the others
 
 A block is copied down when it is evicted, not before (write back). A hit copies it to the device, where it joins the
 prefix index, and leaves it in its tier: when the device evicts it again, nothing is copied. A block that is in the
@@ -14,12 +15,13 @@ the device's index: they share it and are parked too.
 from __future__ import annotations
 
 from collections import Counter, abc
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import Hit, PrefixMatch
+from engine.core.kv.shared_store import SharedStore, StoreSight
 from engine.core.kv.tier import DEVICE, Tier, Transfer
 from engine.core.sequence import Sequence
 
@@ -41,22 +43,44 @@ class Offload:
     Attributes:
         index: the device's.
         moves: transfers that make room, in the order they must run in, until a plan takes them out.
+        sight: of the store that this server shares with others; None without one.
     """
 
     def __init__(self, tiers: abc.Sequence[Tier], moves: list[Transfer], *, overlaps: bool) -> None:
-        self.tiers = tiers
+        self.tiers: list[Tier | StoreSight] = [*tiers]
         self.moves = moves
         self.index = PrefixIndex()
         self._overlaps = overlaps
         self._loads: dict[Sequence, _Load] = {}
         self._coming: set[int] = set()  # blocks of the device
+        self.sight: StoreSight | None = None
+        self._computed: dict[int, tuple[int, Content | None]] = {}  # blocks of the planned step, with the store only
 
-    def settle(self) -> None:
-        """The planned step has run, or runs before the next one: what it computed and copied is there."""
+    def share(self, store: SharedStore) -> None:
+        """Keep what is computed from now on in `store`, too."""
+        self.sight = StoreSight(store, self.moves)
+        self.tiers.append(self.sight)
+
+    def settle(self, now: int = 0) -> None:
+        """The planned step has run, or runs before the next one, which is planned at the time `now`: what it computed
+        and copied is there."""
         self.index.settle()
         if not self.moves:
             for tier in self.tiers:
                 tier.settle()
+        if self.sight is not None:
+            self.sight.now = now
+            for block, (block_hash, content) in reversed(self._computed.items()):  # a prompt's head is evicted last
+                self.sight.store(block_hash, content, DEVICE, block)
+            self._computed.clear()
+
+    def note_computed(self, blocks: list[int], hashes: list[int], contents: abc.Iterable[Content]) -> None:
+        """The step being planned computes what is in `blocks`, but for those that transfers are to fill."""
+        if self.sight is not None:
+            known = zip_longest(hashes, contents)
+            self._computed.update(
+                (block, found) for block, found in zip(blocks, known, strict=True) if block not in self._coming
+            )
 
     # -- down -----------------------------------------------------------------------------------------------------
 
@@ -66,6 +90,9 @@ class Offload:
         The tail of a sequence goes before its head, so that it is evicted first there too.
         """
         index, first = self.index, self.tiers[0]
+        if self._computed:
+            for block in blocks:
+                self._computed.pop(block, None)
         contents = [*map(index.content_of, blocks)]
         index.remove(blocks, hashes)
         for block, block_hash, content in zip(reversed(blocks), reversed(hashes), reversed(contents), strict=True):

@@ -6,6 +6,7 @@ from collections import Counter, abc
 from functools import partial
 from typing import NamedTuple
 
+from engine.core.kv.shared_store import StoreSight
 from engine.core.kv.tier import Tier
 from engine.core.sequence import Sequence
 
@@ -13,7 +14,7 @@ from engine.core.sequence import Sequence
 class Hit(NamedTuple):
     """A block of a prefix that a tier behind the device holds."""
 
-    tier: Tier
+    tier: Tier | StoreSight
     block_hash: int
 
 

@@ -34,6 +34,8 @@ def without_flag(tool: str, config: RunConfig, fixed: Mapping[str, Any], given: 
         missing["allocator.kind"] = config.allocator.kind
     if config.tiers.host.gib:
         missing["tiers.host.gib"] = config.tiers.host.gib
+    if config.tiers.store.gib:
+        missing["tiers.store.gib"] = config.tiers.store.gib
     texts = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in missing.items()]
     return [f"not in {tool}: {', '.join(texts)}"] if missing else []
 

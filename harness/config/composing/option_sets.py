@@ -24,7 +24,7 @@ from harness.config.schema.fleet import ApartConfig, PoolConfig, RouterConfig, R
 from harness.config.schema.model import ModelConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import RealEngineConfig, SchedulerConfig, SimEngine
-from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
+from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig, StoreTierConfig
 from harness.config.schema.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
 
 # By name, with where the keys stand in a configuration.
@@ -41,6 +41,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "offload": ("tiers", OffloadConfig),
     "host_tier": ("tiers.host", HostTierConfig),
     "disk_tier": ("tiers.disk", DiskTierConfig),
+    "store_tier": ("tiers.store", StoreTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "openai_engine": ("engine=openai", OpenAIEngine),

@@ -52,7 +52,7 @@ def _of_version(name: str, _root_: DictConfig) -> Any:
 
 def _can_plan_ahead(root: DictConfig, version: VllmVersion) -> bool:
     """Whether the core plans a step while the one before it runs, with these settings, as this version would."""
-    single = ("pipeline_parallel_size", "data_parallel_size", "engine.max_lookahead_steps")
+    single = ("pipeline_parallel_size", "engine.max_lookahead_steps")
     is_single = all(OmegaConf.select(root, key, default=1) == 1 for key in single)
     kind = OmegaConf.select(root, "speculation.kind")
     has_heads = kind == "draft_model" and OmegaConf.select(root, "speculation.drafter") is None

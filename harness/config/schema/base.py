@@ -40,8 +40,13 @@ class ConfigModel(BaseModel):
 
     def changed(self, but: str | None = None) -> str | None:
         """The first key that is not at its default, `but` left out; None if all others are."""
-        fields = type(self).model_fields.items()
-        return next((key for key, field in fields if key != but and getattr(self, key) != field.get_default()), None)
+        names = [name for name in type(self).model_fields if name != but]
+        return next((name for name in names if getattr(self, name) != default_of(type(self), name)), None)
+
+
+def default_of(model: type[BaseModel], name: str) -> Any:
+    """The default of a key. Groups are made anew: as values of their own they would be checked at each start."""
+    return model.model_fields[name].get_default(call_default_factory=True)
 
 
 class CustomConfig(ConfigModel):

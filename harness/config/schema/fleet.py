@@ -159,7 +159,7 @@ class PoolsConfig(ApartConfig):
             server for its prompt.
     """
 
-    decode_router: RuleConfig = RuleConfig(rule="least_requests")
+    decode_router: RuleConfig = Field(default_factory=lambda: RuleConfig(rule="least_requests"))
 
 
 class DisaggregatedFleet(PoolsConfig):
@@ -171,8 +171,8 @@ class DisaggregatedFleet(PoolsConfig):
     """
 
     kind: Literal["disaggregated"] = "disaggregated"
-    prefill: PoolConfig = PoolConfig()
-    decode: PoolConfig = PoolConfig()
+    prefill: PoolConfig = Field(default_factory=PoolConfig)
+    decode: PoolConfig = Field(default_factory=PoolConfig)
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:
@@ -215,7 +215,7 @@ def check_stages(
     obstacles = {
         f"must be <= {most}, layers of the model and max_num_seqs": num_stages > most,
         "steps of a lane are not planned ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
-        "a pipeline has no link to the host's memory; use tiers=none": bool(tiers.host.gib),
+        "a pipeline has no link to the host's memory; use tiers=none": tiers.is_on,
         "cost=linear does not tell what a layer takes; use cost=profiled or cost=roofline": cost.kind == "linear",
         "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
     }
@@ -223,36 +223,40 @@ def check_stages(
         raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
 
 
+def check_whole_experts(num_gpus: int, model: ModelConfig, engine: EngineConfig, cost: CostConfig) -> None:
+    """Raise ValueError where `num_gpus` cannot share out whole experts."""
+    counts = model.expert_counts
+    obstacles = {
+        "its GPUs share out whole experts, and there is one GPU": num_gpus == 1,
+        f"{model.name} has no experts": not counts,
+        f"{num_gpus} GPUs must share out the {', '.join(map(str, counts))} experts of {model.name}": any(
+            count % num_gpus for count in counts
+        ),
+        f"engine={engine.kind} has a part of every expert on each GPU; use engine=sim": engine.kind != "sim",
+        f"cost={cost.kind} does not tell what experts take; use cost=roofline": cost.kind in ("linear", "custom"),
+    }
+    if found := next((text for text, stands in obstacles.items() if stands), None):
+        raise ValueError(f"expert_parallel=true: {found}")
+
+
 def check_ranks(
     num_ranks: int,
-    num_gpus: int,
     model: ModelConfig,
     engine: EngineConfig,
-    scheduler: SchedulerConfig,
-    cost: CostConfig,
     *,
     shares_out: bool,
     steps_alone: bool,
 ) -> None:
     """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
 
-    They are on `num_gpus` in all; `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
+    `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
     """
-    if num_ranks == 1 and shares_out:
-        raise ValueError("expert_parallel=true: the experts are shared out over data_parallel_size, which is 1")
-    counts = model.expert_counts
-    shared = ", ".join(map(str, counts))
     obstacles = {
-        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not counts,
+        f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not model.expert_counts,
         "ranks that share the experts' matrices are not simulated; use expert_parallel=true": not shares_out,
-        f"its {num_gpus} GPUs must share out the {shared} experts of {model.name}": any(
-            count % num_gpus for count in counts
-        ),
         f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
         "needs fleet=replicas, pipeline_parallel_size=1 and speculation=none": not steps_alone,
-        "ranks do not plan ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
         "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
-        f"cost={cost.kind} does not tell what experts take; use cost=roofline": cost.kind in ("linear", "custom"),
     }
     if num_ranks > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
         raise ValueError(f"data_parallel_size={num_ranks}: {found}")

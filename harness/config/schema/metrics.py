@@ -47,5 +47,5 @@ class MetricsConfig(ConfigModel):
     )
     warmup: Annotated[float, within("cut_s")] = 0.0
     drain: Annotated[float, within("cut_s")] = 0.0
-    slo: SloConfig = SloConfig()
-    interval: IntervalConfig = IntervalConfig()
+    slo: SloConfig = Field(default_factory=SloConfig)
+    interval: IntervalConfig = Field(default_factory=IntervalConfig)

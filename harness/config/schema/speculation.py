@@ -5,10 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.prompt_lookup import NgramOptions
-from harness.config.schema.base import ConfigModel, Text, check_ranges, within
+from harness.config.schema.base import ConfigModel, Text, check_ranges, default_of, within
 from harness.config.schema.model import ModelConfig
 from harness.config.schema.system import EngineConfig, SchedulerConfig
-from simulator.acceptance import check_rates
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -40,7 +39,7 @@ class AcceptanceConfig(ConfigModel):
     def changed_acceptance(self) -> str | None:
         """The first key of these that is not at its default."""
         fields = AcceptanceConfig.model_fields
-        return next((name for name, field in fields.items() if getattr(self, name) != field.get_default()), None)
+        return next((name for name in fields if getattr(self, name) != default_of(AcceptanceConfig, name)), None)
 
 
 class NgramSpeculation(AcceptanceConfig, NgramOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
@@ -90,6 +89,8 @@ def _check_acceptance(config: AcceptanceConfig, num_drafts: int) -> None:
             raise ValueError(
                 f"acceptance_rates={list(rates)}: must have num_speculative_tokens={num_drafts} numbers, one per draft"
             )
+        from simulator.acceptance import check_rates  # imported late, as it brings numpy
+
         if wrong := check_rates(rates):
             raise ValueError(f"acceptance_rates={list(rates)}: {wrong}")
     if (rates or config.acceptance_lengths) and config.changed_acceptance == "acceptance_rate":

@@ -2,6 +2,8 @@
 
 from typing import Annotated
 
+from pydantic import Field
+
 from engine.core.kv.tier import TierEviction
 from harness.config.schema.base import ConfigModel, within
 from harness.config.schema.system import EngineConfig, SchedulerConfig
@@ -37,12 +39,27 @@ class DiskTierConfig(ConfigModel):
     eviction: TierEviction = "lru"
 
 
+class StoreTierConfig(ConfigModel):
+    """A store that servers share, such as that of LMCache or Mooncake, over `network`; in simulation only.
+
+    Attributes:
+        gib: its size in GiB, for the blocks of all ranks of a server together; 0 for none.
+        servers: how many servers share one, in their order; null for all of the fleet.
+        eviction: as that of the host.
+    """
+
+    gib: Annotated[float, within("tier_gib")] = 0.0
+    servers: Annotated[int, within("replicas")] | None = None
+    eviction: TierEviction = "lru"
+
+
 class OffloadConfig(ConfigModel):
     """What the tiers keep of the prefix cache.
 
     Attributes:
         offload: blocks that leave the device's prefix cache go to host memory, then to the disk; hits come back from
-            there. They give way to the KV of preempted sequences with scheduler.preemption=swap.
+            there. What is computed goes to the store at once, where there is one. They give way to the KV of preempted
+            sequences with scheduler.preemption=swap.
         overlap: a request with such hits waits for them while others compute; if false, the step waits for them.
     """
 
@@ -53,25 +70,32 @@ class OffloadConfig(ConfigModel):
 class TiersConfig(OffloadConfig):
     """The tiers, nearest to the device first."""
 
-    host: HostTierConfig = HostTierConfig()
-    disk: DiskTierConfig = DiskTierConfig()
+    host: HostTierConfig = Field(default_factory=HostTierConfig)
+    disk: DiskTierConfig = Field(default_factory=DiskTierConfig)
+    store: StoreTierConfig = Field(default_factory=StoreTierConfig)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any memory behind the device's."""
+        return bool(self.host.gib or self.store.gib)
 
 
 def check_offload(tiers: TiersConfig, scheduler: SchedulerConfig, engine: EngineConfig) -> None:
     """Raise ValueError where the prefix cache cannot go to these tiers."""
-    if tiers.disk.gib and engine.kind != "sim":
-        raise ValueError(
-            f"tiers.disk.gib={tiers.disk.gib:g}: engine={engine.kind} has no disk tier; use engine=sim or "
-            "tiers.disk.gib=0"
-        )
-    if tiers.disk.gib and not tiers.offload:
-        raise ValueError(
-            f"tiers.disk.gib={tiers.disk.gib:g}: only blocks of the prefix cache go to the disk; use "
-            "tiers.offload=true or tiers.disk.gib=0"
-        )
+    for name, gib in (("disk", tiers.disk.gib), ("store", tiers.store.gib)):
+        if gib and engine.kind != "sim":
+            raise ValueError(
+                f"tiers.{name}.gib={gib:g}: engine={engine.kind} has no {name} tier; use engine=sim or "
+                f"tiers.{name}.gib=0"
+            )
+        if gib and not tiers.offload:
+            raise ValueError(
+                f"tiers.{name}.gib={gib:g}: only blocks of the prefix cache go to the {name}; use "
+                f"tiers.offload=true or tiers.{name}.gib=0"
+            )
     if not tiers.offload:
         return
-    if not tiers.host.gib:
+    if not tiers.host.gib and (tiers.disk.gib or not tiers.store.gib):
         raise ValueError("tiers.offload=true: blocks go to host memory first; set tiers.host.gib")
     if not scheduler.enable_prefix_caching:
         raise ValueError("tiers.offload=true: without scheduler.enable_prefix_caching no block has a hash to find")

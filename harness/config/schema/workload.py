@@ -13,7 +13,7 @@ MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public tr
 
 TRACE_COLUMNS = (
     "request_id", "arrival_time", "num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "deadline",
-    "session_id", "turn", "think_time", "hash_ids", "hash_block_size", "token_ids",
+    "session_id", "turn", "think_time", "waits_for", "hash_ids", "hash_block_size", "token_ids",
 )  # fmt: skip
 MESSAGES = "messages"  # of a line of JSON: texts, whose tokens are counted
 TimeUnit = Literal["s", "ms", "us", "ns", "date"]
@@ -118,9 +118,36 @@ class AzureTrace(FileTrace):
 
 
 class MooncakeTrace(FileTrace):
-    """Mooncake traces: JSON lines with hash ids of 512-token blocks."""
+    """Mooncake traces: JSON lines with hash ids of 512-token blocks; and those of AIPerf, with sessions or texts.
+
+    Attributes:
+        output_tokens: of answers whose length the file does not tell.
+        tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
+    """
 
     kind: Literal["mooncake"] = "mooncake"
+    output_tokens: Tokens | None = None
+    tokenizer: Text | None = None
+
+
+class WekaTrace(FileTrace):
+    """Sessions of coding agents with sub-agents (kv-cache-tester): a JSON object each, with hash ids, in a file or a
+    folder."""
+
+    kind: Literal["weka"] = "weka"
+
+
+class TraceLabTrace(FileTrace):
+    """TraceLab's rounds of coding agents: JSON lines that say how much of each prompt was cached."""
+
+    kind: Literal["tracelab"] = "tracelab"
+
+
+class OtelTrace(FileTrace):
+    """Spans of OpenTelemetry for generative AI, as inference-perf reads them: a JSON object per session, in a file or a
+    folder."""
+
+    kind: Literal["otel"] = "otel"
 
 
 class BurstGptTrace(FileTrace):
@@ -294,10 +321,40 @@ class SharedPrefixTrace(DrawnClasses):
     output: LengthsConfig
 
 
+class AgenticTrace(EveryTrace):
+    """Sessions of agents that call tools: each request waits for the answer before it and for the tool, and its prompt
+    is all that was said before and the tool's result. Some turns start sub-agents, for which the next turn waits.
+
+    Attributes:
+        num_requests: number of requests to draw.
+        turns: requests of an agent, on average (geometric).
+        system_tokens: of the system prompt with the tools, which all prompts begin with.
+        task: tokens of the first message of an agent.
+        tool_result: tokens that a tool or a sub-agent returns.
+        tool_time: s that a tool takes, on average (exponential): the column think_time.
+        subagent_share: of the turns, those that start sub-agents.
+        num_subagents: that start together.
+    """
+
+    kind: Literal["agentic"] = "agentic"
+    num_requests: DrawnCount
+    turns: Annotated[float, Field(ge=1, le=1e6)]
+    system_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+    task: LengthsConfig
+    tool_result: LengthsConfig
+    output: LengthsConfig
+    tool_time: NonNegativeFloat
+    subagent_share: Annotated[float, Field(ge=0, le=1)]
+    num_subagents: Annotated[int, Field(ge=1, le=1000)]
+
+
 TraceConfig = Annotated[
     ShareGptTrace
     | AzureTrace
     | MooncakeTrace
+    | WekaTrace
+    | TraceLabTrace
+    | OtelTrace
     | BurstGptTrace
     | BailianTrace
     | ServeGenTrace
@@ -306,6 +363,7 @@ TraceConfig = Annotated[
     | JsonlTrace
     | SyntheticTrace
     | SharedPrefixTrace
+    | AgenticTrace
     | CustomTrace,
     Field(discriminator="kind"),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,8 @@ class ClientRecord(Record):
         ).astype(np.int64)  # fmt: skip
         cached = {each.row: each.num_cached_tokens for each in answers if each.num_cached_tokens is not None}
         requests["num_cached_tokens"] = pd.Series(cached, dtype=np.float64).reindex(requests.index)
-        return recorded
+        gaps = {each.row: [gap * NS for gap, count in each.gaps for _ in range(count)] for each in answers}
+        return replace(recorded, itls=[gaps.get(row, []) for row in requests.index])
 
 
 def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> list[str]:

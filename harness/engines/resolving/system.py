@@ -28,6 +28,7 @@ from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
+from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
 from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
 
@@ -43,7 +44,7 @@ def resolve(config: RunConfig) -> System:
     """
     engine = config.engine
     assert isinstance(engine, SimEngine), "the other engines are measured"
-    model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
+    model = _served_model(config)
     drafter = _drafter_shape(config)
     device = device_rates(config.device)
     pool = pool_of(config)
@@ -61,7 +62,7 @@ def resolve(config: RunConfig) -> System:
         data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
-        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
+        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network),
         compress=engine.compress,
         cache_outputs=engine.cache_outputs,
         max_lookahead_steps=engine.max_lookahead_steps,
@@ -83,11 +84,13 @@ def resolve(config: RunConfig) -> System:
 
 def pool_of(config: RunConfig) -> KVPool:
     """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
-    model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
-    stage = largest_stage(model, config.pipeline_parallel_size)
-    if config.data_parallel_size > 1:
-        stage = model.of_rank(config.data_parallel_size)
+    stage = largest_stage(_served_model(config), config.pipeline_parallel_size)
     return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
+
+
+def _served_model(config: RunConfig) -> Model:
+    model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
+    return model.with_experts_on(config.num_expert_ranks)
 
 
 def _front_end(config: RunConfig) -> FrontEndTimes | None:
@@ -138,9 +141,6 @@ def _cost_choice(config: RunConfig) -> CostChoice:
 def _priced(system: System, max_graph_tokens: int | None = None) -> System:
     """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
     roofline instead."""
-    if system.data_parallel_size > 1 and system.cost.kind == "profiled":
-        note = "no measured times of experts over ranks come with the project: step times are from the roofline"
-        system = replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
     if system.cost.kind == "profiled":
         with _errors_of(system.cost):
             system = _with_profile(system, max_graph_tokens)
@@ -160,10 +160,19 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         profile = open_profile(str(system.cost.source), model, ranks, system.max_num_seqs, device)
         check_fits(profile, model, ranks)
         check_units(profile, model, device)
-        return replace(system, profile=profile)
+        whole = _with_whole_experts(system, profile)
+        if whole is None:
+            raise ProfileError(f"has no times of experts that {model.num_expert_ranks} GPUs share out")
+        return replace(system, profile=whole)
     gpu, kernels = device.aiconfigurator_system, system.cost.kernels
     found = find_profile(gpu, model, ranks, system.max_num_seqs, kernels, max_graph_tokens) if gpu else None
     if found is not None:
+        if (found := _with_whole_experts(system, found)) is None:
+            note = (
+                f"no measured times of experts that {model.num_expert_ranks} GPUs share out come with the project: "
+                "step times are from the roofline"
+            )
+            return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
         if system.cost.source != AUTO:
             _check_kernels(kernels, found)
         return replace(system, profile=found)
@@ -178,6 +187,12 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
     )
     _check_arithmetic(system)
     return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
+
+
+def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
+    """`profile`, or where GPUs share out whole experts that of such ranks; None if those were not timed."""
+    ranks = system.model.num_expert_ranks
+    return profile if ranks == 1 else with_whole_experts(profile, ranks, apart=system.data_parallel_size > 1)
 
 
 def _comes_along(source: str | None) -> bool:

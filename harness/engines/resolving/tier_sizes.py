@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from engine.core.scheduler_options import OffloadOptions
 from harness.config import TiersConfig
+from harness.config.schema.fleet import NetworkConfig
 from harness.errors import ConfigError
 from simulator.models.kv_pool import GIB, KVPool
 from simulator.quantities import MAX_BLOCKS
-from simulator.tiers import Tiers
+from simulator.tiers import StoreTier, Tiers
 
 
-def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int) -> Tiers:
-    """The tiers for blocks of which each rank has a share as in `pool`.
+def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig) -> Tiers:
+    """The tiers for blocks of which each rank has a share as in `pool`; `network` leads to the store.
 
     Raises:
         ConfigError: a tier has no room for a block, or for more than can be simulated.
     """
     block_bytes = pool.block_bytes * num_ranks
-    offload = None
+    offload = store = None
+    if num_store_blocks := _num_blocks("tiers.store", config.store.gib, block_bytes):
+        latency_ns, servers = round(network.latency_s * 1e9), config.store.servers
+        store = StoreTier(num_store_blocks, network.bandwidth, latency_ns, servers, config.store.eviction)
     if config.offload:
         offload = OffloadOptions(
             num_disk_blocks=_num_blocks("tiers.disk", config.disk.gib, block_bytes),
+            num_store_blocks=num_store_blocks,
             overlap=config.overlap,
             host_eviction=config.host.eviction,
             disk_eviction=config.disk.eviction,
         )
     num_host_blocks = _num_blocks("tiers.host", config.host.gib, block_bytes)
-    return Tiers(num_host_blocks, config.host.gb_per_s, config.disk.gb_per_s, offload)
+    return Tiers(num_host_blocks, config.host.gb_per_s, config.disk.gb_per_s, store, offload)
 
 
 def _num_blocks(key: str, gib: float, block_bytes: int) -> int:

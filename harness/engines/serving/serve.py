@@ -116,6 +116,8 @@ async def _run(
     host, port = listening.getsockname()[:2]
     on_ready(f"http://{host}:{port}")
     with interrupts.noted(stop):
+        if interrupts.was_raised():  # and lost on the way here
+            stop()
         await server.serve(sockets=[listening])
     await end()
 

@@ -80,6 +80,7 @@ def run_page(folder: Path) -> Page:
             *verdicts(summary, limits),
             tiles(_tiles(summary)),
             section("Latencies", _latency_table(summary), figures(latency_chart(result, summary))),
+            section("Sessions", _turn_table(summary)),
             section("Servers", _server_table(summary)),
             section("Over time", figures(timeline, cache_chart(result, summary))),
             section("Single requests", figures(requests_chart(counted(result.requests, summary), limits))),
@@ -223,6 +224,26 @@ def _server_table(summary: Mapping[str, Any]) -> Markup:
             f"{_shown(summary, 'mean_kv_transfer_ms')} ms for its KV (means)."
         )
     return table(list(_OF_SERVERS), rows, text)
+
+
+def _turn_table(summary: Mapping[str, Any]) -> Markup:
+    """A row per turn of all sessions, later ones together; nothing without sessions."""
+    tail = tail_of(summary)
+    shown = {"requests": "num_requests", "p50 TTFT, ms": "median_ttft_ms", f"{tail} TTFT, ms": f"{tail}_ttft_ms",
+             "p50 TPOT, ms": "median_tpot_ms", f"{tail} TPOT, ms": f"{tail}_tpot_ms"}  # fmt: skip
+    rows = []
+    for turn in summary.get("turns") or ():
+        numbers = [number_cell(turn.get(key)) for key in shown.values()]
+        hits = turn.get("prefix_cache_hit_rate")
+        span = f"{turn['first']}" if turn["first"] == turn["last"] else f"{turn['first']} to {turn['last']}"
+        rows.append([Cell(span), *numbers, Cell(percent(hits), numeric(hits))])
+    text = (
+        f"{summary.get('completed_sessions') or 0:,} of {summary.get('num_sessions') or 0:,} sessions were served "
+        f"whole. From the first arrival to the last answer they took {_shown(summary, 'median_session_s')} s in the "
+        f"median and {_shown(summary, f'{tail}_session_s')} s at {tail}; half of them found at least "
+        f"{percent(summary.get('median_session_hit_rate'))} of their prompt tokens cached."
+    )
+    return table(["turn", *shown, "cache hits"], rows, text)
 
 
 def _around(summary: Mapping[str, Any], key: str) -> str:

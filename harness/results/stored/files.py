@@ -5,6 +5,8 @@
          requests.parquet   one row per request
          steps.parquet      one row per engine step
          gaps.parquet       every gap between tokens, pooled: value_s, weight
+         sessions.parquet   one row per session, of a trace with sessions
+         vllm_bench.json    of a run against a server: as `vllm bench serve --save-result --save-detailed` writes it
          summary.json       settings and metrics; written last, so that where it is the folder is whole
          failed.json        {"error": ...} instead, where a job of a sweep ended with an error
 """
@@ -23,9 +25,12 @@ import pandas as pd
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
 from harness.results.metrics import json_ready
+from harness.results.sessions import session_table
+from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
+SESSIONS = "sessions.parquet"
 SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
 REPORT = "report.html"  # of a run, and of what any other task found
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
@@ -37,8 +42,18 @@ CAPACITY, SEARCH = "capacity.json", "search.json"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
-_LISTS = ("notes", "servers", "server_counts")
-_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths", "servers", "server_counts"}
+_LISTS = ("notes", "servers", "server_counts", "turns")
+_NESTED = {
+    "trace_file",
+    "bad_rows",
+    "notes",
+    "config",
+    "environment",
+    "expected_lengths",
+    "servers",
+    "server_counts",
+    "turns",
+}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
     "allocator", "router", "kv_pool", "cost_source", "cost_model", "vllm_command", "ended_early", "verdict",
@@ -56,6 +71,12 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> N
     text = json.dumps(json_ready(summary), indent=2, allow_nan=False) + "\n"
     for name, table in ((REQUESTS, result.requests), (STEPS, result.steps), (GAPS, _gap_table(result.gaps))):
         write_table(folder / name, table)
+    (folder / SESSIONS).unlink(missing_ok=True)
+    if (sessions := session_table(result.requests)) is not None:
+        write_table(folder / SESSIONS, sessions)
+    if result.itls is not None:
+        document = json.dumps(json_ready(vllm_document(result, summary, result.itls)), allow_nan=False)
+        write_whole(folder / VLLM_JSON, lambda path: path.write_text(document, encoding="utf-8"))
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
 
 

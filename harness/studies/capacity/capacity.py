@@ -22,6 +22,7 @@ from harness.errors import ConfigError
 from harness.studies.capacity.fewest import fewest_row, fewest_sentence, find_fewest, servers_left, servers_so_far
 from harness.studies.capacity.keys import counts_servers, load_of, searched_key, unit_of, with_load, with_values
 from harness.studies.capacity.load_search import (
+    LONGEST,
     Ask,
     Capacity,
     Interrupted,
@@ -166,7 +167,7 @@ def search(
     with search_bar(console, config.progress and console.is_terminal, key, title) as bar:
 
         def run(asks: Sequence[Ask]) -> list[Probe]:
-            probes = run_probes(config, key, folder, asks)
+            probes = run_probes(config, key, folder, asks, max((each.num_warmup for each in done), default=0))
             done.extend(probes)
             bar.tell(done, len(probes), left(done, settings, room) + num_later, room)
             return probes
@@ -181,18 +182,31 @@ def search(
             raise Interrupted(servers_so_far(done, room) if of_servers else so_far(done, room)) from None
 
 
-def run_probes(config: RunConfig, key: str, folder: Path, asks: Sequence[Ask]) -> list[Probe]:
-    """Run the probes asked for, each in its folder below `folder`/probes."""
+def run_probes(config: RunConfig, key: str, folder: Path, asks: Sequence[Ask], num_warmup: int = 0) -> list[Probe]:
+    """Run the probes asked for, each in its folder below `folder`/probes.
+
+    A probe in which prefix caches were filling to the end is run again with twice as many requests, the first of which,
+    the warm-up, do not count, until the caches are full or the run is as long as any probe may be.
+    """
     jobs = []
     for ask in asks:
-        probe = probe_config(with_load(config, key, ask.load), ask.number, ask.num_requests)
-        name = f"{load_of(probe, key):.6g}-seed{probe.seed}"
-        jobs.append((probe, key, folder / "probes" / name))
-    return run_all(jobs, config.capacity.workers)
+        probe = probe_config(with_load(config, key, ask.load), ask.number, ask.num_requests, num_warmup)
+        name = f"{load_of(probe, key):.6g}-seed{probe.seed}{f'-after{num_warmup}' if num_warmup else ''}"
+        jobs.append((probe, key, folder / "probes" / name, num_warmup))
+    probes = run_all(jobs, config.capacity.workers)
+    # the warm-up is shorter than asked for where a trace has no more requests
+    filling = [number for number, each in enumerate(probes) if each.is_filling and each.num_warmup == num_warmup]
+    longest = max((probes[number].num_requests for number in filling), default=0)
+    if filling and longest + num_warmup < LONGEST * config.capacity.num_requests:
+        longer = run_probes(config, key, folder, [asks[number] for number in filling], longest + 2 * num_warmup)
+        for number, probe in zip(filling, longer, strict=True):
+            probes[number] = probe
+    return probes
 
 
-def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig:
-    """The configuration of a probe: a plain run of `config` with a seed and a number of requests of its own.
+def probe_config(config: RunConfig, number: int, num_requests: int, num_warmup: int = 0) -> RunConfig:
+    """The configuration of a probe: a plain run of `config` with a seed and a number of requests of its own, and
+    `num_warmup` before these.
 
     A trace from a file has as many requests as there are; more clients than a tenth of the requests of a closed loop
     would all be in its ramp-up, so that it has up to 10 times as many. Probes leave out their own ramp-up, whatever
@@ -200,6 +214,7 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
     """
     if config.arrival.kind == "closed_loop":
         num_requests = min(max(num_requests, 10 * config.arrival.concurrency), 10 * num_requests)
+    num_requests += num_warmup
     drawn = getattr(config.trace, "num_requests", None) is not None
     limit = getattr(config.trace, "limit", None)
     size: dict[str, float] = (

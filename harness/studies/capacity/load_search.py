@@ -29,7 +29,7 @@ _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree bet
 # probes not yet longer: a scout that failed by chance leaves a long tail above, into which quantiles near 0.5 creep.
 _ROUND, _WIDE_ROUND = (0.3, 0.7), (0.2, 0.9)
 _WIDE = 0.06
-_LONGEST = 6.0  # times `capacity.num_requests`: the longest probe
+LONGEST = 6.0  # times `capacity.num_requests`: the longest probe
 _MARGIN = 2.0  # times the requests that the precision seems to need: they tell that badly
 
 
@@ -94,7 +94,7 @@ def requests_left(probes: Sequence[Probe], settings: CapacityConfig, room: float
         return max(0, _MANY_SCOUTS - len(probes)) * (settings.num_requests // SCOUT_SHARE) + few
     precision = estimate(points_of(probes), room).precision
     missing = sum(long) * ((precision / settings.precision) ** 2 - 1)
-    most = (settings.max_probes - len(probes)) * _LONGEST * settings.num_requests
+    most = (settings.max_probes - len(probes)) * LONGEST * settings.num_requests
     return round(min(max(few, missing), most))
 
 
@@ -125,7 +125,7 @@ def _length(done: Sequence[Probe], num_left: int, precision: float, settings: Ca
         return settings.num_requests
     missing = sum(probe.num_requests for probe in done) * ((precision / settings.precision) ** 2 - 1)
     needed = _MARGIN * missing / max(1, num_left)
-    return round(min(max(needed, settings.num_requests), _LONGEST * settings.num_requests))
+    return round(min(max(needed, settings.num_requests), LONGEST * settings.num_requests))
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:

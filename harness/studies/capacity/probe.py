@@ -21,6 +21,7 @@ from harness.errors import ConfigError
 from harness.results.columns import floats, nan_min
 from harness.results.servers import step_integral
 from harness.results.slo import beyond_limits
+from harness.results.statistics.warming import warming_of
 from harness.results.stored.files import INPUTS, SUMMARY, write_whole
 from harness.results.stored.inputs import input_digests, read_inputs
 from harness.results.tables import RunResult
@@ -45,6 +46,8 @@ class Probe:
         guess: load at which the system itself would be full, as estimated from this run, or how many servers would be;
             0 where that is not known.
         busy: share of the time of arrivals in which a step ran.
+        num_requests: without the `num_warmup` first requests, which fill prefix caches.
+        is_filling: whether prefix caches still became warmer when the run ended.
     """
 
     load: float
@@ -61,6 +64,8 @@ class Probe:
     median_tpot_ms: float
     busy: float
     num_gpus: int
+    num_warmup: int = 0
+    is_filling: bool = False
 
     def holds(self, room: float) -> bool:
         """Whether the SLO holds; `room` is the share of requests that may be beyond a limit."""
@@ -72,8 +77,10 @@ class Probe:
         return self.verdict == "overloaded"
 
 
-def run_probe(config: RunConfig, key: str, folder: Path) -> Probe:
+def run_probe(config: RunConfig, key: str, folder: Path, num_warmup: int = 0) -> Probe:
     """Run `config` in `folder`, or read what an earlier search left there of the same configuration and inputs.
+
+    num_warmup: how many of its requests only fill prefix caches; fewer where a trace has fewer than are asked for.
 
     Raises:
         TwinServeError: the trace or the configuration cannot be used.
@@ -83,7 +90,7 @@ def run_probe(config: RunConfig, key: str, folder: Path) -> Probe:
         return found
     (folder / _PROBE).unlink(missing_ok=True)
     served = run_quietly(config, folder)
-    probe = _measure(config, key, folder.name, served.result, served.summary)
+    probe = _measure(config, key, folder.name, served.result, served.summary, num_warmup)
     text = json.dumps(asdict(probe), indent=2)
     write_whole(folder / _PROBE, lambda path: path.write_text(text, encoding="utf-8"))
     return probe
@@ -113,14 +120,18 @@ def _finished(config: RunConfig, folder: Path) -> Probe | None:
     return None
 
 
-def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary: Mapping[str, Any]) -> Probe:
-    requests = _steady(result.requests, summary["ramp_up_s"] or 0.0)
+def _measure(
+    config: RunConfig, key: str, name: str, result: RunResult, summary: Mapping[str, Any], num_warmup: int
+) -> Probe:
+    num_missing = max(0, (_num_asked(config) or 0) - len(result.requests))
+    num_warmup, warming = max(0, num_warmup - num_missing), warming_of(result.requests)
+    requests = _steady(result.requests, summary["ramp_up_s"] or 0.0, max(num_warmup, warming.num_cold))
     slow = beyond_limits(requests, config.metrics.slo)
     beyond = {name: float(flags.mean()) for name, flags in slow.items()}
     return Probe(
         load=load_of(config, key),
         seed=config.seed,
-        num_requests=len(result.requests),
+        num_requests=len(result.requests) - num_warmup,
         folder=name,
         share=max(beyond.values()),
         beyond=beyond,
@@ -132,7 +143,15 @@ def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary:
         median_tpot_ms=summary["median_tpot_ms"] or 0.0,
         busy=_busy(result),
         num_gpus=summary["num_gpus"],
+        num_warmup=num_warmup,
+        is_filling=not warming.is_over,
     )
+
+
+def _num_asked(config: RunConfig) -> int | None:
+    """Requests of a run at most; None for all of a trace from a file."""
+    number: int | None = getattr(config.trace, "num_requests", None) or getattr(config.trace, "limit", None)
+    return number
 
 
 def _full_load(config: RunConfig, key: str, summary: Mapping[str, Any]) -> float:
@@ -145,11 +164,12 @@ def _full_load(config: RunConfig, key: str, summary: Mapping[str, Any]) -> float
     return load_of(config, key) / float(summary["offered_load"])
 
 
-def _steady(requests: pd.DataFrame, ramp_up_s: float) -> pd.DataFrame:
-    """The requests without those that arrived while the system filled: the first tenth, and those in the ramp-up."""
+def _steady(requests: pd.DataFrame, ramp_up_s: float, num_cold: int) -> pd.DataFrame:
+    """The requests without those that arrived while the system filled: the first tenth, those in the ramp-up, and the
+    first `num_cold`, whose prefixes were not cached yet."""
     arrival = floats(requests, "arrival_time")
     order = np.argsort(np.argsort(arrival, kind="stable"), kind="stable")  # NaN, which did not arrive, is last
-    filling = (order < _FILLING * len(order)) | (arrival < nan_min(arrival) + ramp_up_s)
+    filling = (order < max(_FILLING * len(order), num_cold)) | (arrival < nan_min(arrival) + ramp_up_s)
     return requests if filling.all() else requests[~filling].sort_values("arrival_time")
 
 

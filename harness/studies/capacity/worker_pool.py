@@ -24,14 +24,14 @@ from harness.studies.capacity.probe import Probe, run_probe
 T = TypeVar("T")
 
 
-def run_all(jobs: Sequence[tuple[RunConfig, str, Path]], workers: int | None) -> list[Probe]:
+def run_all(jobs: Sequence[tuple[RunConfig, str, Path, int]], workers: int | None) -> list[Probe]:
     """`run_probe` of each job, on as many processes as `num_workers` says.
 
     Raises:
         TwinServeError: as `run_probe`, or a process was killed.
         KeyboardInterrupt: the search was interrupted; probes under way are not kept.
     """
-    workers = num_workers([config for config, _, _ in jobs], workers)
+    workers = num_workers([config for config, *_ in jobs], workers)
     with ended_on_failure(workers):
         futures = [submit(workers, partial(run_probe, *job)) for job in jobs]
         return [future.result() for future in futures]

@@ -106,7 +106,7 @@ def read_compared(folders: Sequence[Path], names: Sequence[str] | None = None) -
     for index, row in runs[runs["status"] != "failed"].iterrows():
         try:
             requests = read_requests(Path(row["folder"]), ["status", *_TIMES])
-            _check(requests, row["folder"])
+            _check(requests, row["folder"], by_client=row.get("sampled_steps") is True)
         except TwinServeError as error:  # a damaged result does not stop the comparison
             runs.loc[index, ["status", "error"]] = ["failed", str(error)]
         else:
@@ -122,15 +122,17 @@ def _mean(curves: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
     return {name: np.mean([curve[name] for curve in curves if name in curve], axis=0) for name in names}
 
 
-def _check(requests: pd.DataFrame, folder: str) -> None:
-    """Raises TwinServeError unless all times are numbers, and those of finished requests are there."""
+def _check(requests: pd.DataFrame, folder: str, *, by_client: bool) -> None:
+    """Raises TwinServeError unless all times are numbers, and those of finished requests are there: one token has no
+    TPOT, and a client that gets an answer in one piece does not see its first token."""
+    may_lack = ("tpot", "ttft") if by_client else ("tpot",)
     finished = (requests["status"] == "finished").to_numpy()
     for name in _TIMES:
         values = requests[name]
         if not pd.api.types.is_float_dtype(values):
             raise TwinServeError(f"{folder}: {name} in {REQUESTS} is not of numbers")
         seconds = values.to_numpy(dtype=np.float64)
-        known = seconds[finished] if name != "tpot" else seconds[~np.isnan(seconds)]  # one token has no TPOT
+        known = seconds[~np.isnan(seconds)] if name in may_lack else seconds[finished]
         if not (np.isfinite(known) & (known >= 0)).all():
             raise TwinServeError(f"{folder}: {name} of finished requests in {REQUESTS} is not always a number >= 0")
 

@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 
 from harness.config import (
+    AgenticTrace,
     CsvTrace,
     CustomTrace,
     JsonlTrace,
+    MooncakeTrace,
     SharedPrefixTrace,
     ShareGptTrace,
     SyntheticTrace,
@@ -16,7 +18,7 @@ from harness.config import (
 )
 from harness.config.schema.workload import FileTrace
 from harness.errors import ConfigError
-from harness.workload import sampling
+from harness.workload import agents, hub, sampling
 from harness.workload.readers import (
     azure,
     bailian,
@@ -25,9 +27,12 @@ from harness.workload.readers import (
     custom,
     frame,
     mooncake,
+    otel,
     plain,
     servegen,
     sharegpt,
+    tracelab,
+    weka,
 )
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
@@ -38,8 +43,10 @@ _FILE_READERS = {
     "bailian": bailian.read,
     "baseten": baseten.read,
     "burstgpt": burstgpt.read,
-    "mooncake": mooncake.read,
+    "otel": otel.read,
     "servegen": servegen.read,
+    "tracelab": tracelab.read,
+    "weka": weka.read,
 }
 
 
@@ -60,8 +67,12 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
         rules = _rules(config, with_times)
         return _with_sequences(frame.read(table, config.path, rules, _layout(config)), config)
-    stamp = file_stamp(getattr(config, "path", None))
-    return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
+    if (path := getattr(config, "path", None)) is not None:
+        config = config.model_copy(update={"path": hub.fetched(path)})
+    local = getattr(config, "path", None)
+    trace = _load(config, seed, with_times)
+    notes = (*trace.notes, *hub.revision_note(path, local)) if path is not None and local is not None else trace.notes
+    return _with_sequences(replace(trace, stamp=file_stamp(local), notes=notes), config)
 
 
 def _rules(config: FileTrace, with_times: bool) -> RowRules:
@@ -91,6 +102,11 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
             return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
+        case MooncakeTrace():
+            rules = _rules(config, with_times)
+            return mooncake.read(config.path, rules, config.output_tokens, config.tokenizer)
+        case AgenticTrace():
+            return agents.agentic(config, rng)
         case CsvTrace():
             return plain.read_csv(config.path, _rules(config, with_times), _layout(config), config.delimiter)
         case JsonlTrace():

@@ -81,6 +81,8 @@ def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve)
         columns["hash_ids"] = plain.parse_hash_ids(block_size, num_prompt_tokens, sizes, hash_ids, sieve)
     if "token_ids" in table:
         columns["token_ids"] = plain.parse_token_ids(num_prompt_tokens, _lists(table["token_ids"]), sieve)
+    if "waits_for" in table:
+        columns |= plain.parse_waits(_numbers(table["request_id"]), _lists(table["waits_for"]), sieve)
     return columns
 
 

@@ -79,6 +79,12 @@ class MessageCounter:
         return columns
 
 
+def texts_of(messages: object) -> list[str] | None:
+    """The texts of all messages; None for no messages."""
+    texts = _texts(messages)
+    return None if texts is None else [*texts[0], *([] if texts[1] is None else [texts[1]])]
+
+
 def _texts(value: object) -> tuple[list[str], str | None] | None:
     """The texts of the prompt and that of the answer, if the last message is one; None for no messages."""
     if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):

@@ -1,7 +1,12 @@
-"""Mooncake traces (kvcache-ai/Mooncake): JSON lines with hash ids of the prompts' 512-token blocks."""
+"""Mooncake traces (kvcache-ai/Mooncake): JSON lines with hash ids of the prompts' 512-token blocks.
+
+Those of AIPerf may lack any of the columns: a line has input_length, text_input or messages; lines with a session_id
+are turns, whose input_length is that of the new message, and which come `delay` after the answer before.
+"""
 
 import numpy as np
 
+from harness.workload.readers import aiperf_mooncake
 from harness.workload.rows.lists import integer_lists, list_lengths, num_blocks
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, build_trace, collect
@@ -14,13 +19,20 @@ HASH_BLOCK_SIZE = 512
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-def read(path: str, rules: RowRules) -> Trace:
+def read(path: str, rules: RowRules, output_tokens: int | None = None, tokenizer: str | None = None) -> Trace:
     """Reads a trace; its times are in milliseconds, and many requests share one.
+
+    Args:
+        output_tokens: of answers whose length is not told.
+        tokenizer: counts the tokens of texts.
 
     Raises:
         TraceError: the file cannot be read, is of another format, or has no usable row.
+        ConfigError: there are texts and no tokenizer, or the other way round, or it cannot be loaded.
     """
-    first_record(path, _KEYS, "a Mooncake trace")
+    first = first_record(path, (), "a Mooncake trace")
+    if not set(_KEYS) <= set(first) or "session_id" in first:
+        return aiperf_mooncake.read(path, rules, HASH_BLOCK_SIZE, output_tokens, tokenizer)
     sieve = RowSieve(path, rules)
     columns = collect(json_batches(path), _parse, sieve)
     return build_trace("mooncake", columns, sieve, ticks_per_second=1000, hash_block_size=HASH_BLOCK_SIZE)

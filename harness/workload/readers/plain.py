@@ -19,6 +19,7 @@ from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, NumberCheck, build_trace, collect, collect_csv
 from harness.workload.rows.trace_files import JsonBatch, first_record, json_batches
 from harness.workload.rows.value_checks import (
+    Numbers,
     counts,
     durations,
     integers,
@@ -101,6 +102,8 @@ def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES, tokenize
 def names_in(path: str, found: Collection[str], known: Sequence[str], layout: Layout) -> dict[str, str]:
     """The name in the file of each column of ours that it has."""
     names = layout.names(path, found, known)
+    if lacking := [name for name in ("request_id", "session_id") if "waits_for" in names and name not in names]:
+        raise TraceError(f"{path}: waits_for without {lacking[0]}: it names requests of the same session")
     if "turn" in names and "session_id" not in names:
         if layout.columns and "turn" not in layout.columns.values():
             del names["turn"]  # of a file with other names, whose column means something else
@@ -159,6 +162,9 @@ def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
         columns["hash_ids"] = parse_hash_ids(block_size, columns["num_prompt_tokens"], sizes, hash_ids, sieve)
     if "token_ids" in names:
         columns["token_ids"] = parse_token_ids(columns["num_prompt_tokens"], batch.column(names["token_ids"]), sieve)
+    if "waits_for" in names:
+        ids = numbers_from_json(batch.column(names["request_id"]))
+        columns |= parse_waits(ids, batch.column(names["waits_for"]), sieve)
     return columns
 
 
@@ -176,6 +182,12 @@ def parse_token_ids(num_prompt_tokens: Ints, values: Sequence[object], sieve: Ro
     sieve.reject(wrong, "token_ids does not hold num_prompt_tokens ids")
     sieve.reject(_mask(bool((ids < 0).any()) for ids in token_ids), "token_ids holds a negative id")
     return token_ids
+
+
+def parse_waits(request_ids: Numbers, values: Sequence[object], sieve: RowSieve) -> Columns:
+    """The columns request_id, and waits_for: object[n] of int64 arrays of such ids, empty where there is none."""
+    waits = integer_lists([[] if value is None else value for value in values], "waits_for", sieve, np.int64)
+    return {"request_id": integers(request_ids, "request_id", sieve), "waits_for": waits}
 
 
 def parse_hash_ids(

@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 FAR_OUTSIDE = "the time is far outside all others"
 TURN_ORDER = "turn is not after the session's previous turn"
+NOT_EARLIER = "waits_for names no earlier request of the session"
+SAME_ID = "request_id is that of an earlier request"
 NOT_CUMULATIVE = "the prompt is shorter than the session's previous prompt and output together"
 
 _DAY_S, _YEAR_S = 86_400, 365 * 86_400
@@ -50,8 +52,12 @@ def arrange(
             rows = rows[np.argsort(times[rows], kind="stable")]
     if "session_id" in columns:
         sieve.restart(lines[rows])
-        has_contents = "hash_ids" in columns or "token_ids" in columns  # which say what the prompts share
-        _check_sessions({name: values[rows] for name, values in columns.items()}, sieve, is_cumulative=not has_contents)
+        ordered = {name: values[rows] for name, values in columns.items()}
+        if "waits_for" in columns:
+            _check_waits(ordered, sieve)
+        else:
+            has_contents = "hash_ids" in columns or "token_ids" in columns  # which say what the prompts share
+            _check_sessions(ordered, sieve, is_cumulative=not has_contents)
         rows = rows[sieve.finish()]
     return {name: values[rows] for name, values in columns.items()}, notes
 
@@ -133,7 +139,26 @@ def _check_sessions(columns: Mapping[str, Any], sieve: RowSieve, *, is_cumulativ
             bad[NOT_CUMULATIVE].append(row)
         else:
             last[sessions[row]] = (turn, totals[row])
+    _reject(bad, sieve)
+
+
+def _check_waits(columns: Mapping[str, Any], sieve: RowSieve) -> None:
+    """Row by row, because a request waits for usable ones before it: so there is an order in which all can be sent."""
+    session_of: dict[int, int] = {}  # request id -> session
+    bad: dict[str, list[int]] = {SAME_ID: [], NOT_EARLIER: []}
+    rows = zip(columns["request_id"].tolist(), columns["session_id"].tolist(), columns["waits_for"], strict=True)
+    for row, (number, session, waits_for) in enumerate(rows):
+        if number in session_of:
+            bad[SAME_ID].append(row)
+        elif any(session_of.get(each) != session for each in waits_for.tolist()):
+            bad[NOT_EARLIER].append(row)
+        else:
+            session_of[number] = session
+    _reject(bad, sieve)
+
+
+def _reject(bad: Mapping[str, list[int]], sieve: RowSieve) -> None:
     for reason, rows in bad.items():
-        mask = np.zeros(n, dtype=bool)
+        mask = np.zeros(len(sieve.usable), dtype=bool)
         mask[rows] = True
         sieve.reject(mask, reason)

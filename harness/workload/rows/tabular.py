@@ -13,7 +13,7 @@ from harness.workload.rows import value_checks
 from harness.workload.rows.csv_file import CsvChunk, csv_chunks
 from harness.workload.rows.order import arrange, within_window
 from harness.workload.rows.sieve import RowSieve
-from harness.workload.trace import Trace, trace_table
+from harness.workload.trace import Trace, renumbered, trace_table
 
 Columns = dict[str, npt.NDArray[Any]]
 NumberCheck = Callable[[value_checks.Numbers, str, RowSieve], npt.NDArray[Any]]
@@ -108,6 +108,8 @@ def build_trace(
         columns, cut = within_window(columns, sieve, ticks_per_second)
         arranged = (*arranged, *cut)
         columns = {name: values[: sieve.rules.limit] for name, values in columns.items()}
+        if "waits_for" in columns:
+            columns["waits_for"] = renumbered(columns["waits_for"], columns["request_id"].tolist())
         notes = (*notes, *arranged)
         sieve.require_usable(len(columns["num_prompt_tokens"]))
     return Trace(

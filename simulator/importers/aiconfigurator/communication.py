@@ -24,14 +24,16 @@ from simulator.profile.profile import ProfileError
 
 _ELEMENT_BYTES = 2
 _MIB = 1 << 20
-# By generation (10 times the compute capability, rounded down to tens) and number of GPUs.
-_FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}}
+_PAIR = ("all_gather", "reduce_scatter")
+# By 10 times the compute capability, or that rounded down to tens, and number of GPUs.
+_FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 2.0}}
 
 
 def fused_bytes(database: Database, ranks: int) -> float:
     """Bytes up to which an all-reduce does the norm behind it; 0 where vLLM does not fuse them."""
-    generation = int(database.rates["sm_version"]) // 10 * 10
-    return _MIB * _FUSED_MIB.get(generation, {}).get(ranks, 0.0)
+    capability = int(database.rates["sm_version"])
+    sizes = _FUSED_MIB.get(capability) or _FUSED_MIB.get(capability // 10 * 10, {})
+    return _MIB * sizes.get(ranks, 0.0)
 
 
 def all_reduce(database: Database, ranks: int, most_fused: float) -> tuple[MeasuredCurve, int]:
@@ -56,6 +58,20 @@ def all_gather(database: Database, ranks: int) -> MeasuredCurve | None:
     where = {"op_name": "all_gather", "nccl_dtype": "half", "num_gpus": ranks}
     rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
     return None if rows.empty else measured_curve(rows, "num_bytes")[0]
+
+
+def exchanges(database: Database) -> pd.DataFrame | None:
+    """An all-gather and a reduce-scatter, one after the other, by ranks and the bytes of all of them; None if they were
+    not measured."""
+    parts = []
+    where = {"source": "nccl", "nccl_dtype": "half"}
+    for ranks in (2, 4, 8):
+        both = [_in_bytes(database.rows("comm", "nccl_perf", op_name=name, num_gpus=ranks, **where)) for name in _PAIR]
+        if not any(rows.empty for rows in both):
+            gather, scatter = (measured_curve(rows, "num_bytes")[0] for rows in both)
+            times = gather.times_us + scatter.at(gather.sizes)
+            parts.append(pd.DataFrame({"num_ranks": ranks, "num_bytes": gather.sizes, "time_us": times}))
+    return pd.concat(parts, ignore_index=True) if parts else None
 
 
 def _in_bytes(rows: pd.DataFrame) -> pd.DataFrame:

@@ -10,13 +10,15 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
     aiconfigurator:h100_sxm+static_scales    FP8 checkpoints that hold the scales of activations
     aiconfigurator:h100_sxm+piecewise_graphs attention that is launched between pieces of CUDA graphs, as of old servers
+    aiconfigurator:b200_sxm+routing_kernels  experts of MiniMax-M2 chosen by kernels beside theirs (`other_kernels`)
 
 and the tables of the profile are made from
 
-    tokens        GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
+    tokens        GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`; `other_kernels`
     sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
     attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
+    experts       experts that ranks share out whole, and `exchange` what ranks with attention of their own then send
 
     steps         the host's share of a step with piecewise graphs, by `rules`
 
@@ -34,14 +36,15 @@ import pandas as pd
 
 from engine.engine_config import KVDtype
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
-from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
+from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import copying_work, experts
+from simulator.importers.aiconfigurator.experts import copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
+from simulator.importers.aiconfigurator.other_kernels import float32_router, norm_exchange, with_routing
 from simulator.importers.aiconfigurator.rules import (
     HOST,
     Host,
@@ -50,16 +53,19 @@ from simulator.importers.aiconfigurator.rules import (
     memory_rule,
     sampler_bytes,
 )
+from simulator.models.block import Weights
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.model import Model
+from simulator.models.weight_formats import FLOAT32
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
-_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS)
+_ROUTING_KERNELS = "routing_kernels"
+_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS, _ROUTING_KERNELS)
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
@@ -74,7 +80,9 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
     database = _open(Path(folder) if folder else None, key)
     gemms, attention = Gemms(database, static_scales=_STATIC_SCALES in chosen), Attention(database)
     expert_kernel = "+".join(each for each in chosen if each not in _NOT_OF_EXPERTS)
-    operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel)
+    operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel, device)
+    if _ROUTING_KERNELS in chosen:
+        operators["experts"] = with_routing(database, model, operators["experts"])
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
     attention_table, kv_dtype = _attention_table(database, attention, model, tensor_parallel_size)
     tables = {
@@ -88,6 +96,10 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         reduced, dropped = all_reduce(database, tensor_parallel_size, most_fused)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
+    if (shared_out := whole_experts(database, model)) is not None:
+        tables["experts"] = shared_out
+        if (exchanged := exchanges(database)) is not None:
+            tables["exchange"] = exchanged
     if _PIECEWISE_GRAPHS in chosen:
         tables["steps"] = steps_table(HOST)
     meta = ProfileMeta(
@@ -124,7 +136,7 @@ def _open(folder: Path | None, key: str) -> Database:
 
 
 def _operators(
-    database: Database, gemms: Gemms, model: Model, ranks: int, expert_kernel: str
+    database: Database, gemms: Gemms, model: Model, ranks: int, expert_kernel: str, device: Device
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
     curves: dict[str, MeasuredCurve] = {}
@@ -133,18 +145,19 @@ def _operators(
     products = [(count, block) for count, block in model.blocks if not isinstance(block, Latent)]  # which has its own
     for count, weights in ((count, each) for count, block in products for each in block.matrices(model, ranks)):
         if weights.part != "experts":
-            dtype = _dtype(_GEMM_DTYPES, model.format_of(weights.part).name, "linear layers")
             name = weights.name
             if shapes.setdefault(name, weights[2:4]) != weights[2:4]:  # of another kind of layer
                 name = f"{name}_{weights.rows}x{weights.columns}"
             calls[name] += count
-            curve = gemms.curve(dtype, weights.rows, weights.columns)
-            curves[name] = beside_experts(curve) if weights.part == "shared_experts" else curve
+            curves[name] = _product(database, gemms, model, weights, device)
     if expert_kernel == DEEP_GEMM:
         curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
     elif expert_kernel or model.first(Experts):
         curves["experts"], _ = experts(database, model, ranks, expert_kernel)
-    calls["experts"] = sum(count for count, _ in model.of_kind(Experts))
+    calls["experts"] = model.num_expert_layers
+    if ranks > 1 and (spanning := sum(count for count, each in model.of_kind(GroupedQuery) if each.norm_spans_heads)):
+        curves["qk_all_reduce"] = norm_exchange(database, ranks, curves["qkv_proj"].sizes)
+        calls["qk_all_reduce"] = spanning
     rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks)
     num_copies, copied_bytes = copying_work(model, expert_kernel)
@@ -153,6 +166,16 @@ def _operators(
     curves["elementwise"] = MeasuredCurve(sizes, np.array(times))
     calls["elementwise"] = model.num_layers
     return curves, {name: calls[name] for name in curves}
+
+
+def _product(database: Database, gemms: Gemms, model: Model, weights: Weights, device: Device) -> MeasuredCurve:
+    """The time over tokens of a product with matrices that are no experts."""
+    stored = model.format_of(weights.part)
+    dtype = "bfloat16" if stored is FLOAT32 else _dtype(_GEMM_DTYPES, stored.name, "linear layers")
+    curve = gemms.curve(dtype, weights.rows, weights.columns)
+    if stored is FLOAT32:
+        return float32_router(database, curve, weights, device)
+    return beside_experts(curve) if weights.part == "shared_experts" else curve
 
 
 def _sequence_operators(

@@ -59,7 +59,7 @@ class Database:
     """
 
     def __init__(self, root: Path, system: str, backend: str = _BACKEND, version: str | None = None) -> None:
-        self._data = root / "data" / system
+        self._root, self._data = root, root / "data" / system
         if not self._data.is_dir():
             known = ", ".join(sorted(path.name for path in (root / "data").iterdir() if path.is_dir()))
             raise ProfileError(f"{PACKAGE} has no system {system!r} (there: {known})")
@@ -94,6 +94,10 @@ class Database:
         if source is None and len(rows) and "device" in rows.columns:
             self.device = str(rows["device"].iloc[0])
         return rows.assign(time_us=1e3 * rows["latency"])
+
+    def of_system(self, system: str) -> Database:
+        """The tables of the same version of another system."""
+        return Database(self._root, system, self.backend, self.version)
 
     def _folder(self, family: str, source: str | None, table: str) -> Path | None:
         """The folder of a family: of the version asked for, or else of the newest version before it, or the first."""

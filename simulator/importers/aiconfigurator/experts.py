@@ -83,8 +83,7 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     block = model.first(Experts)
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
-    shape = (model.hidden_size, block.intermediate_size, block.num_used, block.num_experts)
-    rows = _rows(database, _DTYPES[name], shape, moe_tp_size=ranks)
+    rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=ranks)
     if rows.empty:
         raise ProfileError(
             f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "
@@ -92,6 +91,25 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
             f"{block.num_used} of {block.num_experts}, on {ranks} GPUs"
         )
     return measured_curve(rows, "num_tokens")
+
+
+def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
+    """Time of a layer's experts where ranks share out whole ones, by ranks and the tokens of all of them; None if the
+    database has no such times."""
+    name, block = model.format_of("experts").name, model.first(Experts)
+    if name not in _DTYPES or block is None:
+        return None
+    parts = []
+    for ranks in (2, 4, 8, 16, 32):
+        rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=1, moe_ep_size=ranks)
+        if len(rows):
+            thin = measured_curve(rows, "num_tokens")[0].thinned()
+            parts.append(pd.DataFrame({"num_ranks": ranks, "num_tokens": thin.sizes, "time_us": thin.times_us}))
+    return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _shape(model: Model, block: Experts) -> tuple[int, ...]:
+    return model.hidden_size, block.intermediate_size, block.num_used, block.num_experts
 
 
 def _taken_over(database: Database, model: Model, ranks: int, name: str) -> tuple[MeasuredCurve, int]:
@@ -131,8 +149,9 @@ def _weights(kernel: ExpertKernel, hidden: int, width: int) -> int:
 
 
 def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: Any) -> pd.DataFrame:
+    where.setdefault("moe_ep_size", 1)
     where |= dict(zip(("hidden_size", "inter_size", "topk", "num_experts"), shape, strict=True))
-    return database.rows("moe", "moe_perf", moe_dtype=dtype, moe_ep_size=1, distribution=DISTRIBUTION, **where)
+    return database.rows("moe", "moe_perf", moe_dtype=dtype, distribution=DISTRIBUTION, **where)
 
 
 def _padded(size: int, multiple: int) -> int:

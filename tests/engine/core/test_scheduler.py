@@ -243,3 +243,34 @@ def test_whoever_was_behind_an_aborted_head_that_did_not_fit_is_admitted_at_once
     assert [next(plans).num_waiting, next(plans).num_waiting] == [2, 2]
     scheduler.abort(1)
     assert chunks(next(plans)) == [(2, 0, 4)]
+
+
+@pytest.mark.parametrize(("num_prompt", "num_outputs"), [(1, 5), (2, 4)])
+def test_a_run_of_steps_takes_blocks_that_the_plan_before_it_frees_and_none_that_is_cached(
+    num_prompt: int, num_outputs: int
+) -> None:
+    """The last block of request 2, which is partial, is free before the run in which request 1 needs more."""
+    for groups in (False, True):
+        scheduler = make(async_scheduling=True, num_blocks=6)
+        for requests in (
+            [Request(0, 8, 1, token_ids=[1] * 8)],
+            [Request(1, 1, 12, token_ids=[2]), Request(2, num_prompt, num_outputs, token_ids=[3] * num_prompt)],
+            [again := Request(3, 9, 1, token_ids=[1] * 9)],
+        ):
+            for request in requests:
+                scheduler.add(request)
+            longest = max(plan.num_steps for plan in run(scheduler, groups=groups))
+            assert (longest > 1) == (groups and len(requests) > 1)
+        assert again.num_cached_tokens == 8
+
+
+def test_a_plan_is_extended_when_the_one_before_it_is_committed() -> None:
+    scheduler = make(async_scheduling=True)
+    scheduler.add(Request(0, 4, 20))
+    step(scheduler)
+    first, second = scheduler.schedule(1), scheduler.schedule(1)
+    assert first is not None and second is not None and second.horizon > 1
+    with pytest.raises(ValueError):
+        scheduler.extend(second, 2)
+    scheduler.commit(first, 2)
+    assert scheduler.extend(second, 2).num_steps == 2

@@ -20,8 +20,12 @@ from harness.engines.resolving.shapes import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from simulator.models.model import Model  # noqa: E402
 from tests.harness.config.builders import read, write  # noqa: E402
+from tests.simulator.builders import num_float32  # noqa: E402
 
 FOLDER = Path(__file__).parent / "checkpoints"
+FLOAT32_ROUTERS = {  # layers, experts, width
+    "minimax-m2.5": 62 * 256 * 3072, "glm-4.5": 89 * 160 * 5120, "mimo-v2-flash": 47 * 256 * 4096,
+}  # fmt: skip
 CHECKPOINTS = sorted(FOLDER.glob("*.json"))
 _TOWER = ("visual.", "vision_", "multi_modal_projector.", "mm_projector.", "embed_vision", "embed_audio", "audio_tower")
 
@@ -46,7 +50,9 @@ def shape(path: Path) -> Model:
 def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
     data = json.loads(path.read_text())
     data.pop("quantization_config", None)
-    assert shape(path).weight_bytes() == 2 * num_parameters(data)
+    model = shape(path)
+    assert model.weight_bytes() == 2 * (num_parameters(data) + num_float32(model))
+    assert num_float32(model) == FLOAT32_ROUTERS.get(path.stem, 0)
 
 
 @pytest.mark.parametrize(

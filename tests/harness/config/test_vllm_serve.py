@@ -160,6 +160,10 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
     for model in ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5"):  # whose layers are listed as blocks
         apart = of(f"vllm serve {model} -dp 8 -ep")
         assert (apart.data_parallel_size, apart.expert_parallel, apart.replicas) == (8, True, 1)
+    whole = of("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --enable-expert-parallel")
+    assert (whole.data_parallel_size, whole.expert_parallel, whole.num_expert_ranks) == (1, True, 4)
+    assert "--tensor-parallel-size 4 --enable-expert-parallel" in serve_command(whole)
+    assert together.num_expert_ranks == 8 and together.scheduler.async_scheduling
     stages = of(f"{SERVE} -pp 2 -dp 1")
     assert (stages.pipeline_parallel_size, stages.replicas, stages.scheduler.async_scheduling) == (2, 1, False)
     found = translate(f"""{SERVE} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}'""")
@@ -171,7 +175,6 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
     ("command", "named"),
     [
         ("vllm serve Qwen/Qwen3-30B-A3B -dp 2", "--data-parallel-size 2: ranks that share the experts"),
-        ("vllm serve Qwen/Qwen3-30B-A3B -ep", "--enable-expert-parallel: not simulated without"),
         (f"{SERVE} --data-parallel-size many", "--data-parallel-size many: must be a number"),
         (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: no JSON object"),
         (f"{SERVE} --kv-transfer-config.kv_connector LMCacheConnectorV1", "'LMCacheConnectorV1' is not simulated"),

@@ -56,7 +56,7 @@ def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
     assert any("beyond the profile's ranges" in note for note in run.summary["notes"])
 
 
-RANKS = ("model=qwen3-30b-a3b", "data_parallel_size=2", "expert_parallel=true", "scheduler.async_scheduling=false")
+RANKS = ("model=qwen3-30b-a3b", "data_parallel_size=2", "expert_parallel=true")
 
 
 def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> None:
@@ -66,7 +66,7 @@ def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> Non
     halves = [table.drop(columns=["step", "server"]).reset_index(drop=True) for _, table in run.steps.groupby("server")]
     assert halves[0].equals(halves[1]) and len(halves[0]) > 100
     assert run.summary["num_gpus"] == run.summary["num_servers"] == 2
-    alone = served(*RANKS[:1], *alike, "replicas=2", "scheduler.async_scheduling=false", "router=round_robin")
+    alone = served(*RANKS[:1], *alike, "replicas=2", "router=round_robin")
     assert run.summary["num_blocks"] > 2 * alone.summary["num_blocks"]
     assert run.summary["mean_tpot_ms"] < alone.summary["mean_tpot_ms"]
 
@@ -76,13 +76,10 @@ def test_ranks_with_equal_work_step_as_one_and_hold_half_of_the_experts() -> Non
     [
         ("model=qwen3-8b", "data_parallel_size=2: .* has no experts"),
         ("expert_parallel=false", "use expert_parallel=true"),
-        ("data_parallel_size=3", "its 3 GPUs must share out the 128 experts"),
-        ("data_parallel_size=3 model=deepseek-v3", "its 3 GPUs must share out the 256 experts"),
-        (
-            "data_parallel_size=1",
-            "expert_parallel=true: the experts are shared out over data_parallel_size, which is 1",
-        ),
-        ("scheduler.async_scheduling=true", "ranks do not plan ahead"),
+        ("data_parallel_size=3", "expert_parallel=true: 3 GPUs must share out the 128 experts"),
+        ("data_parallel_size=3 model=deepseek-v3", "expert_parallel=true: 3 GPUs must share out the 256 experts"),
+        ("data_parallel_size=1", "expert_parallel=true: its GPUs share out whole experts, and there is one GPU"),
+        ("engine.max_lookahead_steps=2", "each step is planned on its own"),
         ("cost=linear", "cost=linear does not tell"),
     ],
 )

@@ -7,10 +7,11 @@ import re
 import pytest
 
 from harness import run
+from harness.config.parse import parse
 from harness.config.pools import pools_of
 from harness.errors import ConfigError
 from harness.studies.outcome import Run
-from tests.harness.builders import config
+from tests.harness.builders import composed, config
 
 APART = ("fleet=disaggregated", "fleet.prefill.replicas=2", "fleet.decode.replicas=3")
 
@@ -120,3 +121,15 @@ def test_roles_must_fit_together() -> None:
 def test_the_page_shows_the_hand_over() -> None:
     text = served("trace.num_requests=30").report()
     assert "handed over" in text and "decode" in text
+
+
+def test_a_pool_has_the_batch_limits_that_vllm_takes_on_its_own_device() -> None:
+    pools = "fleet.pools=[{device:l40s},{device:b200},{},{device:l40s,max_num_batched_tokens:512}]"
+    found = {}
+    for given in ((), ("max_num_seqs=100",)):
+        own = [each.config for each in pools_of(parse(composed("fleet=custom", pools, "device=h200", *given)))]
+        found[given] = [(each.max_num_seqs, each.max_num_batched_tokens) for each in own]
+    assert found[()] == [(256, 2048), (1024, 16384), (1024, 8192), (256, 512)]
+    assert found["max_num_seqs=100",] == [(100, 2048), (100, 16384), (100, 8192), (100, 512)]
+    prefill, decode = (each.config for each in pools_of(parse(composed(*APART, "fleet.prefill.device=l40s"))))
+    assert (prefill.max_num_batched_tokens, decode.max_num_batched_tokens) == (2048, 8192)

@@ -108,3 +108,35 @@ def test_other_files_have_no_columns_to_name_and_no_workload() -> None:
     with pytest.raises(Exception, match=r"validation.columns: aiperf files"):
         load_measured(name, columns=NAMES)
     assert "leave it out" in refusal(name, FILES)
+
+
+def inference_perf(number: int, **changes: object) -> dict[str, object]:
+    """A request as inference-perf 0.7 writes it; the metrics of a streamed answer."""
+    start = 100.0 + number
+    response = {
+        "output_tokens": 4, "server_usage": {"prompt_tokens": 20 + number, "completion_tokens": 3},
+        "response_chunks": [], "chunk_times": [start + 0.2, start + 0.7],
+        "output_token_times": [start + 0.25, start + 0.45, start + 0.65],
+    }  # fmt: skip
+    info = {"request_metrics": {"text": {"input_tokens": 18}}, "response_metrics": response, "input_tokens": 18}
+    request = {"start_time": start, "end_time": start + 0.9, "request": "{}", "response": "", "info": info}
+    return {**request, "error": None, **changes}
+
+
+def test_requests_of_inference_perf_have_the_times_of_their_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "per_request_lifecycle_metrics.json"
+    failed = inference_perf(30, error={"error_type": "http", "error_msg": "503"}, info={})
+    path.write_text(json.dumps([*map(inference_perf, range(30)), failed]))
+    run = load_measured(f"inference_perf:{path}")
+    assert run.requests["num_prompt_tokens"].tolist() == [*range(20, 50)]
+    assert set(run.requests["num_output_tokens"]) == {3} and "1 of 31 requests failed" in run.notes[1]
+    assert run.requests["ttft"].tolist() == pytest.approx([0.25] * 30)
+    assert run.requests["tpot"].tolist() == pytest.approx([0.2] * 30)
+    older = {"input_tokens": 18, "output_tokens": 2, "output_token_times": [100.5, 100.75]}
+    path.write_text(json.dumps([inference_perf(0, info=older)]))
+    old = load_measured(f"inference_perf:{path}").requests
+    assert old[["num_prompt_tokens", "num_output_tokens", "ttft", "tpot"]].to_numpy().tolist() == [[18, 2, 0.5, 0.25]]
+    path.write_text(json.dumps([inference_perf(0, info={**older, "output_token_times": []})]))
+    assert "first_token_time" in refusal(f"inference_perf:{path}")
+    path.write_text(json.dumps({"successes": {}}))
+    assert "no list of requests with info" in refusal(f"inference_perf:{path}")

@@ -87,6 +87,23 @@ def test_a_long_run_without_growth_overrules_the_estimate(capacity: float, monke
     assert judge(result, result.requests).verdict == "overloaded"
 
 
+@pytest.mark.parametrize(
+    ("rate", "num_requests", "verdict"), [(40, 300, "unclear"), (40, 2400, "stable"), (150, 300, "overloaded")]
+)
+def test_a_short_run_with_cold_caches_is_not_overloaded_by_these(rate: float, num_requests: int, verdict: str) -> None:
+    """Requests of 150 prefixes: with all of them cached, 40 requests/s are 0.6 of capacity, at first 1.8."""
+    rng = np.random.default_rng(3)
+    times, known = np.cumsum(rng.exponential(1 / rate, num_requests)), set[int]()
+    requests = []
+    for time in times.tolist():
+        prefix = int(rng.integers(150))
+        requests.append(ToyRequest(time, 4000, 20, cached=3400 * (prefix in known)))
+        known.add(prefix)
+    meta = {**META, "config": {"max_num_seqs": 64, "arrival": {"kind": "poisson", "rate": rate}}}
+    result = replace(run_toy_engine(requests, 20_000, 64), meta=meta)
+    assert judge(result, result.requests).verdict == verdict
+
+
 def test_one_request_and_none_have_no_load() -> None:
     for num_requests in (0, 1):
         result = run_toy_engine(heavy_tailed_requests(num_requests, 1) if num_requests else [])

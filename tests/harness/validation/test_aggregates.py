@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from experiments import PLAIN
 from harness import run
@@ -67,3 +68,32 @@ def test_a_file_without_a_number_to_compare_is_refused(tmp_path: Path) -> None:
 def test_files_that_tell_no_workload_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(MeasuredRunError, match="no completed requests with total_input_tokens"):
         compare(written(tmp_path / "b.json", **changes), tmp_path / "out")
+
+
+def test_a_benchmark_report_of_llm_d_has_the_same_aggregates(tmp_path: Path) -> None:
+    document = json.loads((Path(written(tmp_path / "b.json").partition(":")[2])).read_text())
+
+    def latency(name: str, scale: float, unit: str) -> dict[str, Any]:
+        statistics = {"mean": "mean", "p50": "median", "p99": "p99"}
+        return {"units": unit, **{key: document[f"{ours}_{name}_ms"] * scale for key, ours in statistics.items()}}
+
+    rates = {"request_rate": "request", "output_token_rate": "output", "total_token_rate": "total_token"}
+    aggregate = {
+        "requests": {"total": 32, "failures": 2, "input_length": {"mean": 80.0}, "output_length": {"mean": 12.0}},
+        "latency": {"time_to_first_token": latency("ttft", 1e-3, "s"),
+                    "time_per_output_token": latency("tpot", 1.0, "ms/token")},
+        "throughput": {key: {"mean": document[f"{name}_throughput"]} for key, name in rates.items()},
+    }  # fmt: skip
+    report = {
+        "version": "0.2.1",
+        "run": {"time": {"duration": f"PT{document['duration']}S"}},
+        "scenario": {"load": {"standardized": {"rate_qps": float("inf"), "concurrency": 4}}},
+        "results": {"request_performance": {"aggregate": aggregate}},
+    }
+    path = tmp_path / "report.yaml"
+    path.write_text(yaml.safe_dump(report))
+    found = compare(f"llm_d:{path}", tmp_path / "out", *SENT[:1])
+    assert len(found["errors"]) == 10 and max(abs(row["error_pct"]) for row in found["errors"]) < 1e-6
+    path.write_text(yaml.safe_dump({"version": "0.1", "metrics": {}}))
+    with pytest.raises(MeasuredRunError, match="no results.request_performance.aggregate"):
+        compare(f"llm_d:{path}", tmp_path / "out")

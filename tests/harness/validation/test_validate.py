@@ -93,6 +93,13 @@ def test_another_cost_model_changes_latencies_but_not_the_replayed_plans(tmp_pat
     assert latency["tpot", "median"] > 10
 
 
+def test_the_cost_model_is_named_that_priced_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No measured kernels of an RTX 3090 come with the project."""
+    pretend_measured(tmp_path / "a", "trace.num_requests=5")
+    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", "device=rtx-3090", "cost=profiled", "cost.profile=auto")
+    assert "cost roofline" in found["subtitle"] and "cost roofline" in capsys.readouterr().out
+
+
 def test_other_contents_show_as_other_plans(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", "trace=shared_prefix", "trace.num_requests=60", "arrival.rate=60")
     path = tmp_path / "a" / "config.yaml"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,6 +14,7 @@ from engine.core.routing.round_robin import RoundRobin
 from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
+from simulator.drivers.alone import run_alone
 from simulator.drivers.lockstep import Lockstep, Shared
 from simulator.drivers.phases import ARRIVALS, Clock
 from simulator.gateway import Gateway
@@ -26,7 +30,7 @@ class ByTokens(FlatCost):
         return 1000 + 10 * sum(chunk.num_tokens for chunk in work.chunks)
 
 
-def nothing(num_tokens: int) -> int:
+def nothing(num_tokens: Sequence[int]) -> int:
     return 0
 
 
@@ -37,11 +41,12 @@ def serve(
     num_servers: int,
     costs: tuple[FlatCost, ...] = (),
     shared_ns: Shared = nothing,
+    **options: Any,
 ) -> list[PlanLog]:
-    """By servers whose steps `costs` price, by default all by tokens."""
+    """By servers whose steps `costs` price, by default all by tokens; `options` of their schedulers."""
     env, logs = Clock(), [PlanLog() for _ in range(num_servers)]
     prices = costs or [ByTokens()] * num_servers
-    replicas = [Replica(make(8), cost, log, compress=False) for cost, log in zip(prices, logs, strict=True)]
+    replicas = [Replica(make(8, **options), cost, log, compress=False) for cost, log in zip(prices, logs, strict=True)]
     trace = simple_trace(prompts, outputs)
     gateway = Gateway(OpenLoop(times), request_factory(trace, 4), replicas, RoundRobin(NoOptions()))
     Lockstep(env, replicas, shared_ns)
@@ -80,8 +85,31 @@ def test_a_server_without_work_runs_a_dummy_step_beside_the_others() -> None:
 
 
 def test_what_ranks_share_is_of_the_tokens_of_all_and_idle_ones_have_one() -> None:
-    busy, _ = serve([4], [3], np.array([0]), 2, shared_ns=lambda num_tokens: 100 * num_tokens)
+    busy, _ = serve([4], [3], np.array([0]), 2, shared_ns=lambda num_tokens: 100 * sum(num_tokens))
     assert [durations.tolist() for _, durations in busy.plans] == [[1040 + 500], [1000 + 200], [1000 + 200]]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_one_server_in_lockstep_is_one_alone(ahead: bool) -> None:
+    rng = np.random.default_rng(3)
+    n = 40
+    times = np.sort(rng.integers(0, 100_000, n))
+    prompts, outputs = (rng.integers(1, most, n).tolist() for most in (90, 40))
+    (log,) = serve(prompts, outputs, times, 1, async_scheduling=ahead)
+    alone = PlanLog()
+    replica = Replica(make(8, async_scheduling=ahead), ByTokens(), alone, compress=False)
+    arrivals = OpenLoop(times)
+    replica.source = Gateway(arrivals, request_factory(simple_trace(prompts, outputs), 4), [replica])
+    run_alone(replica)
+    assert [(start, each.tolist()) for start, each in log.plans] == [(s, each.tolist()) for s, each in alone.plans]
+
+
+def test_servers_that_plan_ahead_see_an_arrival_a_step_later() -> None:
+    """Beside a busy one: the step that the arrival meets was planned before, and so was the next one."""
+    times = np.array([0, 0, 2500])
+    for ahead, start in ((False, 2900), (True, 3900)):
+        logs = serve([90, 90, 90], [9, 9, 1], times, 2, async_scheduling=ahead)
+        assert [at for at, each in logs[0].plans if each.item() > 1000] == [0, start], ahead
 
 
 @pytest.mark.parametrize("options", [{"compress": True}, {"compress": False, "max_lookahead_steps": 2}])

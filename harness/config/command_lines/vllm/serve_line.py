@@ -46,7 +46,9 @@ def _sizes(config: RunConfig, num_blocks: int | None) -> list[object]:
     if config.pipeline_parallel_size > 1:
         words += ["--pipeline-parallel-size", config.pipeline_parallel_size]
     if config.data_parallel_size > 1:
-        words += ["--data-parallel-size", config.data_parallel_size, "--enable-expert-parallel"]
+        words += ["--data-parallel-size", config.data_parallel_size]
+    if config.expert_parallel:
+        words.append("--enable-expert-parallel")
     words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]

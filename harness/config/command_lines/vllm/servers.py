@@ -35,12 +35,8 @@ def servers(
     if ranks > 1:
         made |= _ranks(ranks, has_experts(), shares_out=shares_out)
         notes.append(f"{_RANKS}: each rank is a server of its own, behind vLLM's balancer")
-        if shares_out:
-            notes.append(f"{_RANKS}: ranks do not plan ahead, with scheduler.async_scheduling=false")
     elif shares_out:
-        raise ConfigError(
-            f"{_EXPERTS}: not simulated without {_RANKS}, and it changes what is served; leave it out to go on"
-        )
+        made["expert_parallel"] = True
     if _TRANSFER in values:
         notes.append(_one_side(values[_TRANSFER]))
     return made
@@ -56,7 +52,7 @@ def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[st
             f"{_RANKS} {ranks}: ranks that share the experts' matrices are not simulated; add {_EXPERTS}, or "
             "leave it out to go on"
         )
-    return {**made, "data_parallel_size": ranks, "expert_parallel": True, "scheduler.async_scheduling": False}
+    return {**made, "data_parallel_size": ranks, "expert_parallel": True}
 
 
 def _one_side(text: str) -> str:

@@ -37,7 +37,7 @@ class PlotConfig(ConfigModel):
         return (self.labels or {}).get(text, text)
 
 
-AS_USUAL = PlotConfig()
+AS_USUAL = PlotConfig.model_construct()  # nothing to check, which takes time at each start
 
 
 class ReportConfig(ConfigModel):

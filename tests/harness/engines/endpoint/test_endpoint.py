@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from aiohttp import web
 
 from harness import run
 from harness.errors import ConfigError, EngineError
+from harness.measured import load_measured
+from harness.measured.vllm_bench import has_aggregates_only
 from tests.harness.engines.endpoint.fake_server import fake_server, tokens
 from tests.harness.engines.serving.builders import REAL, SIMULATED, serving
 
@@ -174,3 +177,25 @@ def test_a_server_that_makes_no_texts_ends_the_run_with_a_word() -> None:
 def test_what_makes_no_sense_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         run("engine=openai", "engine.endpoint=http://localhost:1", *override.split())
+
+
+def test_results_are_those_of_vllm_bench_serve_for_who_reads_them(tmp_path: Path) -> None:
+    async def answer(request: web.Request, body: dict[str, Any]) -> Any:
+        if len(body["prompt"]) == 40:
+            return web.Response(status=500)
+        return await tokens(request, body["max_tokens"], every_s=0.005)
+
+    lengths = {"num_prompt_tokens": np.arange(20, 41), "num_output_tokens": [1, 5, 9] * 7}
+    with fake_server(answer) as fake:
+        outcome = drive(fake.address, trace=pd.DataFrame({**lengths, "arrival_time": np.arange(21) * 0.01}))
+    outcome.write(tmp_path)
+    measured = load_measured(f"vllm_bench:{tmp_path / 'vllm_bench.json'}")
+    seen = outcome.requests[outcome.requests["status"] == "finished"]
+    read = measured.requests.sort_values("num_prompt_tokens")
+    assert "1 of 21 requests failed" in measured.notes[0]
+    for name, latency in (("ttft", seen["ttft"] - seen["replay_lag"]), ("e2el", seen["e2el"] - seen["replay_lag"])):
+        assert read[name].to_numpy() == pytest.approx(latency.to_numpy(), abs=1e-7), name
+    assert read["num_output_tokens"].tolist() == seen["num_output_tokens"].tolist()
+    document = json.loads((tmp_path / "vllm_bench.json").read_text())
+    assert document["completed"] == 20 and document["mean_ttft_ms"] == outcome.summary["mean_ttft_ms"]
+    assert document["request_rate"] == "inf" and not has_aggregates_only(tmp_path / "vllm_bench.json")

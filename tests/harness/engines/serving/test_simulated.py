@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from socket import create_connection
+from threading import Timer
 
 import pandas as pd
 import pytest
 
-from harness import run
+from harness import interrupts, run, terminal
 from harness.engines.serving import serve
 from harness.errors import ConfigError
+from tests.harness.builders import config
 from tests.harness.engines.serving.builders import SIMULATED, serving, until_idle
 
 TRACE = pd.DataFrame({"num_prompt_tokens": [900, 30, 400, 5], "num_output_tokens": [3, 20, 9, 1]})
@@ -67,3 +72,43 @@ def test_a_request_that_is_cut_off_by_the_end_leaves_no_traceback(
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
         assert server.ask("/health")[0] == 200
     assert capfd.readouterr().err == ""
+
+
+class Interrupted:
+    """Is interrupted when it is dropped, where Python prints an exception and goes on."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+class Interrupting:
+    """Is interrupted when the server is imported."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == serve.__name__:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_is_lost_before_it_serves_ends_it(tmp_path: Path) -> None:
+    late: list[str] = []
+    timers: list[Timer] = []
+
+    def stop_late(stop: Callable[[], None]) -> None:
+        timers.append(Timer(20, lambda: (late.append("it had to be stopped"), stop())))
+        timers[0].start()
+
+    with interrupts.raised():
+        serve.serve(config("task=serve", "serve.port=0", *SIMULATED), tmp_path, lambda _: str(Interrupted()), stop_late)
+    timers[0].cancel()
+    assert not late
+
+
+def test_a_signal_does_not_meet_the_import_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception from a signal handler may be lost in an import, and then nothing would end the server."""
+    monkeypatch.setattr(sys.modules["harness.engines.serving"], "serve", serve)
+    monkeypatch.delitem(sys.modules, serve.__name__)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with interrupts.raised(), pytest.raises(KeyboardInterrupt):
+        terminal.serve(config("task=serve", "serve.port=0", *SIMULATED), tmp_path)
+    assert serve.__name__ in sys.modules, "the import was ended"

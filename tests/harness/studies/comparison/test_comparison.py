@@ -287,6 +287,14 @@ def test_damaged_folders_are_named_and_the_others_are_compared(
         assert name not in DAMAGES or "\n" not in stored["error"][str(folder)], name
 
 
+def test_a_measured_run_of_answers_in_one_piece_is_compared(three_results: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(three_results / "1", tmp_path / "whole")
+    damage_requests(ttft=math.nan, tpot=math.nan)(folder)
+    damage_summary(simulated=False, sampled_steps=True)(folder)
+    runs, _, _ = comparison.read_compared([three_results / "0", folder])
+    assert set(runs["status"]) == {"complete"}
+
+
 def test_a_folder_that_is_named_twice_is_compared_once(three_results: Path) -> None:
     names = [str(three_results / "0"), str(three_results), str(three_results / "1" / ".." / "0")]
     assert [folder.name for folder in sweep.expand_results(names)] == ["0", "1", "2"]

@@ -1,0 +1,140 @@
+"""The board's tables in docs/fidelity.md and README.md, written from points.csv and left_out.csv.
+
+What to expect, the last column, stays as the page has it, by the name of the row; a new row has nothing there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.board.classes import errors
+from experiments.board.point import FLEET
+
+_FIDELITY, _README, _MODELS = Path("docs/fidelity.md"), Path("README.md"), Path("docs/scheduler_and_cost_model.md")
+_SHOWN = ("tpot", "ttft", "throughput")
+_LEAST = 4  # points of a class that gets a row of its own
+_FEW = f"fewer than {_LEAST} points each"
+
+
+def _served(engine: str, cost: str = "kernels", kind: str = "") -> Callable[[pd.DataFrame], pd.Series[bool]]:
+    """Which points are of single servers of `engine`, priced by `cost`, of models whose kind starts with `kind`."""
+
+    def mask(table: pd.DataFrame) -> pd.Series[bool]:
+        chosen = table["engine"].eq(engine) & table["cost"].eq(cost) & table["load"].ne(FLEET)
+        return chosen & table["kind"].str.startswith(kind)
+
+    return mask
+
+
+_BY_KERNELS, _BY_ROOFLINE = _served("vLLM"), _served("vLLM", "roofline")
+# Rows of several classes: their name in fidelity.md, that in README.md, and which of the points that count.
+_MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
+    ("all of vLLM by kernels", "vLLM by measured kernels, all models and GPUs", _BY_KERNELS),
+    ("dense models", "of them dense models", _served("vLLM", kind="dense")),
+    ("models with experts", "with experts", _served("vLLM", kind="expert")),
+    ("latent attention", "", _served("vLLM", kind="latent")),
+    (
+        "vLLM by the roofline: every fifth row, and servers without kernel times",
+        "vLLM by the roofline",
+        _BY_ROOFLINE,
+    ),
+    (
+        "early vLLM, OPT-13B, A100: constants fitted to one of four runs",
+        "",
+        lambda table: table["source"].eq("DistServe"),
+    ),
+    (
+        "fleets of llm-d: 8 servers behind routers; prompts and decodes apart",
+        "fleets of vLLM by llm-d",
+        lambda table: table["load"].eq(FLEET),
+    ),
+    ("SGLang, simulated as vLLM", "SGLang, simulated as vLLM", _served("SGLang")),
+    ("TensorRT-LLM, simulated as vLLM", "TensorRT-LLM, simulated as vLLM", _served("TensorRT-LLM")),
+]
+
+
+def write_pages(folder: Path) -> None:
+    """Bring the tables of both pages up to date with the results in `folder`."""
+    table = pd.read_csv(folder / "points.csv", keep_default_na=True)
+    counted = table[table["excluded"].isna()]
+    text = _FIDELITY.read_text(encoding="utf-8")
+    text = re.sub(r"[\d,]+ points of InferenceX", f"{len(counted):,} points of InferenceX", text)
+    expected = {_name(row[0]): row[-1] for row in _table(text, "| simulated, by kernels")}
+    rows = [*_classes(counted, set(expected)), *((name, counted[mask(counted)]) for name, _, mask in _MANY)]
+    lines = [[_marked(name, part), f"{len(part):,}", *_cells(part), expected.get(name, "")] for name, part in rows]
+    text = _with_table(text, "| simulated, by kernels", lines)
+    reasons = pd.read_csv(folder / "left_out.csv").groupby("reason")["measurements"].sum().sort_values(ascending=False)
+    text = _with_table(text, "| reason |", [[str(reason), f"{count:,}"] for reason, count in reasons.items()])
+    _FIDELITY.write_text(text, encoding="utf-8")
+    parts = [(name, counted[mask(counted)]) for _, name, mask in _MANY if name]
+    short = [[name, f"{len(part):,}", *_without_signs(part)] for name, part in parts]
+    _README.write_text(_with_table(_README.read_text(encoding="utf-8"), "| simulated against", short), encoding="utf-8")
+    found = errors(roofline := counted[_BY_ROOFLINE(counted)])
+    said = f"TPOT off by {found['tpot']:.0f} %, throughput by {found['throughput']:.0f} %, at the median of "
+    text = _MODELS.read_text(encoding="utf-8")
+    text = re.sub(r"TPOT off by \d+ %, throughput by \d+ %, at the median of \d+", f"{said}{len(roofline)}", text)
+    _MODELS.write_text(text, encoding="utf-8")
+
+
+def _classes(counted: pd.DataFrame, known: set[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """A row for each model, weights and GPU with enough points or a row already, the worst TPOT first; then others."""
+    chosen = counted[_BY_KERNELS(counted)]
+    model = chosen["model"].str.removesuffix("-nvfp4")
+    device = chosen["device"].str.extract(r"^NVIDIA (RTX PRO 6000|\w+)")[0]
+    named = model + ", " + chosen["precision"].replace("none", "16 bits") + ", " + device
+    parts = {str(name): part for name, part in chosen.groupby(named)}
+    few = [name for name, part in parts.items() if len(part) < _LEAST and name not in known]
+    yield from sorted(
+        ((name, part) for name, part in parts.items() if name not in few), key=lambda row: -errors(row[1])["tpot"]
+    )
+    if few:
+        yield _FEW, pd.concat([parts[name] for name in few])
+
+
+def _marked(name: str, part: pd.DataFrame) -> str:
+    """The name of a row as the page shows it."""
+    if name == _MANY[0][0]:
+        return f"**{name}**"
+    is_class = name != _FEW and all(name != each for each, *_ in _MANY)
+    fitted = (
+        "" if not is_class or not part["fitted"].any() else "fitted on" if part["fitted"].all() else "partly fitted on"
+    )
+    return f"{name} ({fitted})" if fitted else name
+
+
+def _name(shown: str) -> str:
+    return re.sub(r" \((partly )?fitted on\)$", "", shown.strip("*"))
+
+
+def _cells(part: pd.DataFrame) -> list[str]:
+    found = errors(part)
+    cells = [
+        f"{found[name]:.1f} / {found[f'{name}_p90']:.1f} ({found[f'{name}_signed']:+.1f})" if name in found else "–"
+        for name in _SHOWN
+    ]
+    peers = [f"{found[f'peer_{name}']:.1f}" for name in ("tpot", "ttft") if f"peer_{name}" in found]
+    return [cell.replace("-", "−") for cell in (*cells, ", ".join(peers) or "–")]
+
+
+def _without_signs(part: pd.DataFrame) -> list[str]:
+    found = errors(part)
+    return [f"{found[name]:.1f} / {found[f'{name}_p90']:.1f} %" if name in found else "–" for name in _SHOWN]
+
+
+def _table(text: str, head: str) -> list[list[str]]:
+    """The cells of the rows of the table whose first line starts with `head`."""
+    lines = text[text.index(f"\n{head}") + 1 :].splitlines()
+    rows = lines[2 : next(n for n, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def _with_table(text: str, head: str, rows: list[list[str]]) -> str:
+    """`text` with `rows` in place of those of the table whose first line starts with `head`."""
+    start = text.index(f"\n{head}") + 1
+    lines = text[start:].splitlines(keepends=True)
+    end = next(n for n, line in enumerate(lines) if not line.startswith("|"))
+    return text[:start] + "".join([*lines[:2], *(f"| {' | '.join(row)} |\n" for row in rows), *lines[end:]])

@@ -1,0 +1,224 @@
+"""Readers of the traces of agents: kv-cache-tester (Weka), OpenTelemetry, TraceLab, and AIPerf's Mooncake variants.
+
+The files have the keys and the nesting that the tools write.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import MooncakeTrace, TraceConfig
+from harness.config.schema.workload import OtelTrace, TraceLabTrace, WekaTrace
+from harness.errors import ConfigError, TraceError
+from harness.workload.lines import continued_rows
+from harness.workload.readers import load_trace
+from harness.workload.trace import Trace
+
+
+def call(t: float, prompt: int, output: int, ids: list[int], api: float, think: float = 0.0) -> dict[str, Any]:
+    more = {"input_types": ["text"], "output_types": ["text", "tool_use"], "stop": "tool_use", "api_time": api}
+    return {
+        "t": t,
+        "type": "n",
+        "model": "m",
+        "in": prompt,
+        "out": output,
+        "hash_ids": ids,
+        **more,
+        "think_time": think,
+    }
+
+
+WEKA = {
+    "id": "trace_0001", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 64,
+    "system_tokens": 0, "totals": {},
+    "requests": [
+        call(0.0, 130, 20, [1, 2], 2.0),
+        {"t": 3.0, "type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "duration_ms": 9000,
+         "total_tokens": 1, "tool_use_count": 1, "status": "completed", "models": ["m"], "tool_tokens": 0,
+         "system_tokens": 0, "requests": [call(0.0, 70, 5, [9], 1.0), call(4.0, 90, 5, [9], 2.0, 3.0)]},
+        call(4.0, 192, 8, [1, 2, 3], 1.0, 2.0),
+        call(12.0, 256, 9, [1, 2, 3, 4], 1.0, 7.0),
+    ],
+}  # fmt: skip
+
+
+def span(name: str, start: str, end: str, said: list[tuple[str, str]], answer: str, **usage: int) -> dict[str, Any]:
+    messages = json.dumps([{"role": role, "content": text} for role, text in said])
+    tokens = {f"gen_ai.usage.{key}": value for key, value in usage.items()}
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": messages, "gen_ai.output.text": answer}
+    times = {"start_time": f"2026-02-25T10:00:{start}", "end_time": f"2026-02-25T10:00:{end}"}
+    return {"trace_id": "a", "span_id": name, "name": "chat gpt-4", **times, "attributes": {**attributes, **tokens}}
+
+
+OTEL = {
+    "trace_id": "a",
+    "spans": [
+        {"span_id": "tool", "name": "execute_tool", "start_time": "x", "attributes": {}},
+        span("plan", "00.0", "02.0", [("user", "plan")], "two parts", prompt_tokens=50, completion_tokens=10),
+        span("left", "02.5", "04.0", [("user", "left half of it")], "left", input_tokens=20, output_tokens=4),
+        span("right", "03.0", "05.0", [("user", "right half of it")], "right", input_tokens=21, output_tokens=4),
+        span("join", "06.0", "09.0",
+             [("user", "plan"), ("assistant", "two parts"), ("user", ""),
+              ("assistant", "left"), ("assistant", "right")],
+             "done" * 10, prompt_tokens=90),
+    ],
+}  # fmt: skip
+
+
+def tracelab(session: str, number: int, tokens: tuple[int, int, int], *events: tuple[str, str]) -> dict[str, Any]:
+    total, prefix, output = tokens
+    timed = [{"event_type": kind, "timestamp": f"2026-06-01T05:40:{time}Z", "source": "s"} for kind, time in events]
+    ids = {"provider": "claude", "session_id": session, "round_index": number, "model": "m"}
+    lengths = {"input_tokens_total": total, "prefix_tokens": prefix, "newly_append_tokens": total - prefix}
+    return {**ids, **lengths, "output_tokens": output, "timing_events": timed, "tools": []}
+
+
+TRACELAB = [
+    tracelab("claude:1", 0, (300, 128, 40), ("user_message", "20.0"), ("text", "23.0"), ("tool_call", "24.0")),
+    tracelab("claude:1", 1, (400, 300, 10), ("tool_result", "24.5"), ("tool_result", "26.0"), ("text", "29.0")),
+    tracelab("claude:2", 0, (200, 0, 5), ("user_message", "21.0"), ("text", "22.0")),
+    tracelab("claude:1", 2, (150, 64, 7), ("user_message", "59.0")),
+]
+
+
+def read(config: TraceConfig, *, with_times: bool = False) -> Trace:
+    return load_trace(config, seed=0, with_times=with_times)
+
+
+def columns(trace: Trace, *names: str) -> list[tuple[Any, ...]]:
+    values = [[each.tolist() if hasattr(each, "tolist") else each for each in trace.table[name]] for name in names]
+    return list(zip(*values, strict=True))
+
+
+_SHOWN = ("num_prompt_tokens", "num_output_tokens", "waits_for", "think_time")
+
+
+def test_a_session_of_weka_has_its_sub_agents(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(WEKA))
+    (tmp_path / "b.json").write_text(json.dumps({**WEKA, "requests": WEKA["requests"][:1]}))
+    trace = read(WekaTrace(path=str(tmp_path)))
+    expected = [
+        (130, 20, [], 0.0), (70, 5, [0], 1.0), (192, 8, [0], 2.0), (90, 5, [1], 3.0), (256, 9, [2, 3], 3.0),
+        (130, 20, [], 0.0),
+    ]  # fmt: skip
+    assert columns(trace, *_SHOWN) == expected
+    assert trace.hash_block_size == 64 and trace.table["session_id"].tolist() == [0, 0, 0, 0, 0, 1]
+    assert continued_rows(trace) == [-1, -1, 0, 1, 2, -1]
+    first, other = trace.table["hash_ids"][0], trace.table["hash_ids"][5]
+    assert len(first) == 3 and not {*first} & {*other}, "ids are of their session; the last block has one of its own"
+    assert read(WekaTrace(path=str(tmp_path), limit=2)).table["session_id"].tolist() == [0, 0]
+
+
+def test_times_of_sub_agents_may_be_those_of_the_session(tmp_path: Path) -> None:
+    requests = json.loads(json.dumps(WEKA["requests"]))
+    for each in requests[1]["requests"]:
+        each["t"] += 3.0
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({**WEKA, "requests": own}) for own in (WEKA["requests"], requests)))
+    trace = read(WekaTrace(path=str(path)), with_times=True)
+    halves = [trace.table[trace.table["session_id"] == session]["arrival_time"].tolist() for session in (0, 1)]
+    assert halves[0] == halves[1] == [0, 3, 4, 7, 12]
+
+
+def test_spans_wait_for_the_answers_that_they_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(OTEL, indent=2))
+    trace = read(OtelTrace(path=str(path)), with_times=True)
+    expected = [(50, 10, [], 0.0), (20, 4, [0], 0.5), (21, 4, [0], 1.0), (90, 10, [0, 1, 2], 1.0)]
+    assert columns(trace, *_SHOWN) == expected
+    assert trace.table["arrival_time"].tolist() == [0, 2.5, 3, 6]
+    assert continued_rows(trace) == [-1, -1, -1, 0]
+    assert trace.notes == ("1 calls do not count their tokens: 4 characters are one",)
+
+
+def test_rounds_of_tracelab_share_what_was_cached(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, TRACELAB)))
+    trace = read(TraceLabTrace(path=str(path)))
+    expected = [(300, 40, [], 0.0), (400, 10, [0], 2.0), (150, 7, [1], 30.0), (200, 5, [], 0.0)]
+    assert columns(trace, *_SHOWN) == expected
+    ids = [set(each) for each in trace.table["hash_ids"]]
+    assert [len(ids[0] & ids[1]), len(ids[1] & ids[2]), len(ids[0] & ids[3])] == [4, 1, 0]
+    assert read(TraceLabTrace(path=str(path)), with_times=True).table["arrival_time"].tolist() == [0, 1, 6, 39]
+
+
+AIPERF_TURNS = [
+    {"session_id": "s", "input_length": 600, "output_length": 40, "timestamp": 0.0, "hash_ids": [1, 2]},
+    {"session_id": "t", "input_length": 520, "output_length": 4, "timestamp": 5.0, "hash_ids": [1, 3]},
+    {"session_id": "s", "input_length": 500, "output_length": 30, "delay": 2000.0, "hash_ids": [9]},
+]
+
+
+def mooncake(path: Path, lines: list[dict[str, Any]], **options: Any) -> Trace:
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return read(MooncakeTrace(path=str(path), **options))
+
+
+def test_turns_of_aiperf_go_on_from_all_that_was_said(tmp_path: Path) -> None:
+    trace = mooncake(tmp_path / "a.jsonl", AIPERF_TURNS)
+    assert columns(trace, *_SHOWN) == [(600, 40, [], 0.0), (520, 4, [], 0.0), (1140, 30, [0], 2.0)]
+    assert trace.table["session_id"].tolist() == [0, 1, 0] and not trace.has_times
+    ids = [each.tolist() for each in trace.table["hash_ids"]]
+    assert ids[:2] == [[1, 2], [1, 3]] and ids[2][:2] == [1, 2] and len(ids[2]) == 3 and ids[2][2] != 9
+    assert continued_rows(trace) == [-1, -1, 0]
+    lengths_only = [{key: value for key, value in line.items() if key != "hash_ids"} for line in AIPERF_TURNS]
+    assert columns(mooncake(tmp_path / "b.jsonl", lengths_only), *_SHOWN)[2] == (1140, 30, [0], 2.0)
+
+
+def test_lines_of_aiperf_may_lack_the_length_of_the_answer(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"input_length": 700, "hash_ids": [1, 2], "timestamp": 500},
+        {"input_length": 5, "timestamp": 900},
+    ]
+    with pytest.raises(TraceError, match="num_output_tokens is missing"):
+        mooncake(tmp_path / "a.jsonl", lines)
+    trace = mooncake(tmp_path / "a.jsonl", lines, output_tokens=16)
+    assert columns(trace, "num_prompt_tokens", "num_output_tokens") == [(700, 16), (5, 16)]
+    assert read(MooncakeTrace(path=trace.source, output_tokens=16), with_times=True).table["arrival_time"].tolist() == [
+        0,
+        0.4,
+    ]
+
+
+def test_texts_of_aiperf_are_counted(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    message = {"messages": [{"role": "system", "content": "b b"}, {"role": "user", "content": "a"}], "output_length": 2}
+    lines: list[dict[str, Any]] = [{"text_input": "a b a", "output_length": 4}, message]
+    trace = mooncake(tmp_path / "a.jsonl", lines, tokenizer=str(tmp_path))
+    assert columns(trace, "num_prompt_tokens", "token_ids") == [(3, [1, 2, 1]), (3, [2, 2, 1])]
+    turns = [{**line, "session_id": "s"} for line in (lines[0], lines[0])]
+    assert columns(mooncake(tmp_path / "b.jsonl", turns, tokenizer=str(tmp_path)), *_SHOWN)[1] == (10, 4, [0], 0.0)
+    with pytest.raises(ConfigError, match="set trace.tokenizer"):
+        mooncake(tmp_path / "c.jsonl", lines)
+    with pytest.raises(ConfigError, match="holds lengths, no texts"):
+        mooncake(tmp_path / "d.jsonl", AIPERF_TURNS, tokenizer=str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [WekaTrace, OtelTrace, TraceLabTrace, MooncakeTrace])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1}', "not a"),
+        ("[1, 2]", "not a JSON object|must be a JSON object|not a Mooncake"),
+        ('{"a": ', "not JSON|must be a JSON object|not a Mooncake"),
+        ("", "empty"),
+        ('{"id": 1, "block_size": "x", "hash_id_scope": "local", "requests": [1]}', "block_size must be|not a"),
+        ('{"spans": [{"name": "chat x", "attributes": {"gen_ai.input.messages": "[]"}}]}', "no start_time|not a"),
+        ('{"spans": {}}', "holds no request|not a"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(kind: Any, text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=reason):
+        read(kind(path=str(path)))
+    with pytest.raises(TraceError):
+        read(kind(path=str(tmp_path / "none")))
