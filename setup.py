@@ -8,28 +8,29 @@ It takes mypyc, which comes with mypy, a C compiler and some minutes. Without th
 
 import os
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
 
 # Nobody inherits from a compiled class, and configurations, users' policies and tests do from these.
 PYTHON = ("policies", "routing", "planning/policy", "scheduler_options", "kv/reservation")
 COMPILED = [
-    *sorted(path for path in Path("engine/core").rglob("*.py") if not path.as_posix()[12:].startswith(PYTHON)),
+    *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
     Path("engine/core/routing/prefix_estimate.py"),
-    *sorted(Path("simulator/costs").glob("*.py")),
+    *sorted(Path("simulator/costs").glob("[!_]*.py")),
     *(Path(f"simulator/{name}.py") for name in ("desk", "gateway", "replica", "drivers/alone", "drivers/shared")),
 ]
-REQUIREMENTS = ["mypy>=1.15"]
 
 
-def extensions() -> list:
+def compilation() -> dict[str, Any]:
+    if os.environ.get("TWINSERVE_COMPILE") != "1":
+        return {}
     try:
         from mypyc.build import mypycify
-    except ModuleNotFoundError:  # pip asks for the requirements first
-        return []
+    except ModuleNotFoundError:  # pip asks for what is required first, and comes again
+        return {"setup_requires": ["mypy>=1.15"]}
     options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
-    return mypycify([*options, *(str(path) for path in COMPILED if path.name != "__init__.py")], opt_level="1")
+    return {"ext_modules": mypycify([*options, *(str(path) for path in COMPILED)], opt_level="1")}
 
 
-IS_ASKED = os.environ.get("TWINSERVE_COMPILE") == "1"
-setup(setup_requires=REQUIREMENTS if IS_ASKED else [], ext_modules=extensions() if IS_ASKED else [])
+setup(**compilation())
