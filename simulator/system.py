@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from engine.core.kv.contiguous import Contiguous
+from engine.core.kv.reservation import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
 from simulator.acceptance import Speculation
 from simulator.calibration import Calibration

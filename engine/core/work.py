@@ -67,7 +67,7 @@ class StepWork(NamedTuple):
             return self.later_squared_contexts[:num_steps]
         import numpy as np
 
-        steps = np.arange(num_steps, dtype=np.int64)
+        steps: NDArray[np.int64] = np.arange(num_steps, dtype=np.int64)
         return self.num_squared_context_tokens + steps * (2 * self.num_context_tokens + steps * self.num_decodes)
 
     def after(self, num_steps: int) -> StepWork:

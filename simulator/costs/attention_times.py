@@ -70,25 +70,25 @@ class AttentionCost:
         """The fixed cost of attention that a sum over `num_chunks` chunks counts too often."""
         return self._fixed * (num_chunks - 1)
 
-    def context_beside_prefill(self, num_prefill_tokens: int, num_decodes: int, mean: float, deviation: float) -> float:
-        """The context at which decodes beside prompt tokens are priced, by the mean and deviation of their contexts."""
+    def beside_prefill(
+        self, num_prefill_tokens: int, num_decodes: int, total: int, total_of_squares: int
+    ) -> tuple[float, float]:
+        """What decodes, with these sums of contexts, add to a step of `num_prefill_tokens` prompt tokens, in ns; and
+        the context at which they are priced, as a multiple of the last measured one."""
+        mean, spread = total / num_decodes, deviation(num_decodes, total, total_of_squares)
         gain = self._mixed_gain.at(num_prefill_tokens)(num_decodes) if self._mixed_gain else 0.0
-        return mean + gain * deviation
-
-    def beside_prefill_ns(
-        self, num_prefill_tokens: int, num_decodes: int, context: float, mean: float, deviation: float
-    ) -> float:
-        """The time that decodes, priced at `context`, add to a step of `num_prefill_tokens` prompt tokens."""
-        time = self._kv_reads * self.decode.at(num_decodes)(context)
+        context = mean + gain * spread
+        curve = self.decode.at(num_decodes)
+        time = self._kv_reads * curve(context)
         if extra_of := self.deviation_batch(num_decodes):
-            time += extra_of(mean, deviation)
-        if self._chunks is None:
-            return time
-        low, high, weight = self._chunks.bracket(num_prefill_tokens)
-        extra = self._mixing[low].at(num_decodes)(context)
-        if weight:
-            extra += weight * (self._mixing[high].at(num_decodes)(context) - extra)
-        return time + self._factor * extra
+            time += extra_of(mean, spread)
+        if self._chunks is not None:
+            low, high, weight = self._chunks.bracket(num_prefill_tokens)
+            extra = self._mixing[low].at(num_decodes)(context)
+            if weight:
+                extra += weight * (self._mixing[high].at(num_decodes)(context) - extra)
+            time += self._factor * extra
+        return time, context / curve.end
 
 
 def deviation(num_decodes: int, total: int, total_of_squares: int) -> float:

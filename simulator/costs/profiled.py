@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.attention_times import AttentionCost, deviation
+from simulator.costs.attention_times import AttentionCost
 from simulator.costs.decode_batch import DecodeBatch
 from simulator.costs.known_times import KnownTimes
 from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
@@ -202,13 +202,11 @@ class ProfiledCost:
             self._note(("prefill context", farthest), ("prefill chunk", longest))
         time -= attention.fixed_ns(len(work.chunks))
         if num_decodes:
-            mean = work.num_context_tokens / num_decodes
-            spread = deviation(num_decodes, work.num_context_tokens, work.num_squared_context_tokens)
-            context = attention.context_beside_prefill(num_prefill_tokens, num_decodes, mean, spread)
-            time += attention.beside_prefill_ns(num_prefill_tokens, num_decodes, context, mean, spread)
-            end = attention.decode.at(num_decodes).end
-            if context > end or num_decodes > attention.decode.end:
-                self._note(("decode context", context / end), ("decode batch", num_decodes / attention.decode.end))
+            contexts, squared = work.num_context_tokens, work.num_squared_context_tokens
+            added, context = attention.beside_prefill(num_prefill_tokens, num_decodes, contexts, squared)
+            time += added
+            if context > 1 or num_decodes > attention.decode.end:
+                self._note(("decode context", context), ("decode batch", num_decodes / attention.decode.end))
         kind = "mixed" if num_decodes else "prefill"
         num_tokens = num_prefill_tokens + num_decode_tokens
         padded = _padded(num_tokens, self._prompt_buckets)

@@ -115,7 +115,7 @@ class RaggedDecodes:
         if not len(drafted):  # it is paused before it decodes
             self.resting[sequence], drafted = None, np.zeros(1, np.int64)
         position = _Position(self.clock, lengths - lengths[0])
-        parts = np.empty((4, len(drafted)), np.int64)
+        parts: NDArray[np.int64] = np.empty((4, len(drafted)), np.int64)
         contexts = parts[_CONTEXTS] = lengths[: len(drafted)]
         parts[_SQUARES] = contexts**2
         parts[_DRAFTED] = drafted
@@ -128,7 +128,7 @@ class RaggedDecodes:
         if can_be_found(sequence):
             self.findable[sequence] = None
             fills = self._plan_fills(contexts, sequence.num_registered_blocks)
-        most = np.append(first, contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
+        most: NDArray[np.int64] = np.append(first, contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
         growth = self._plan_growth(sequence, most + drafted)
         entry = self._entries[sequence] = _Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
@@ -252,7 +252,7 @@ class RaggedDecodes:
         if not self._plans_ahead:
             return lengths, np.minimum(num_drafts, self._longest - 1 - lengths[:-1])
         # Few steps are so near to the limit that they verify fewer drafts; these may bring fewer tokens, too.
-        most = np.append(first, lengths[:-1] + 1 + num_drafts)
+        most: NDArray[np.int64] = np.append(first, lengths[:-1] + 1 + num_drafts)
         num_free = int(most.searchsorted(self._longest - 1 - num_drafts, "right"))
         known, drafted = lengths[: num_free + 1].tolist(), [num_drafts] * min(num_free, num_steps)
         for gain in chain(np.diff(lengths[num_free:]).tolist(), repeat(1)):

@@ -13,7 +13,7 @@ class StepSums:
 
     def __init__(self, num_rows: int) -> None:
         self._first = 0  # clock value of the first column
-        self._sums = np.zeros((num_rows, _FIRST_ROOM), np.int64)
+        self._sums: NDArray[np.int64] = np.zeros((num_rows, _FIRST_ROOM), np.int64)
 
     def at(self, step: int, num_steps: int) -> NDArray[np.int64]:
         """A copy of the sums of `num_steps` steps from `step` on, int64[num_rows, num_steps]."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.eviction import Eviction
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.kv.tier import Transfer
+from engine.core.kv.tier import Tier, Transfer
 from engine.core.sequence import Sequence
 
 
@@ -15,14 +14,16 @@ class StatefulManager(BlockManager):
     they are made. Nothing finds states again, so that prefixes are not cached.
 
     Args:
-        options: of `BlockManager`.
+        eviction, host: as of `BlockManager`.
 
     Raises:
         ValueError: as of `BlockManager`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, state_blocks: int, **options: Any) -> None:
-        super().__init__(num_blocks, block_size, **options, enable_prefix_caching=False)
+    def __init__(
+        self, num_blocks: int, block_size: int, state_blocks: int, *, eviction: Eviction, host: Tier | None
+    ) -> None:
+        super().__init__(num_blocks, block_size, enable_prefix_caching=False, eviction=eviction, host=host)
         self.longest_sequence = max(0, num_blocks - state_blocks) * block_size
         self.state_blocks = state_blocks
         self._states: dict[Sequence, list[int]] = {}

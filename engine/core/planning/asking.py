@@ -37,53 +37,6 @@ WAIT = Wait()
 WAIT_FOR_A_STEP = Wait(steps=1)
 
 
-class AdmissionState(NamedTuple):
-    """What is left for the head of the queue, and who is there.
-
-    Attributes:
-        now: the time of planning, in ns.
-        free_tokens: that the step has left.
-        may_cut: whether a longer prompt may be cut to these.
-        free_seats: of the lane.
-        free_blocks: that an admission may take: the watermark is left to those who run.
-        running: the sequences of the lane, in order of admission.
-        follows_decodes: it is the step after one in which all decodes compute a token.
-        lane: what the next three are read from.
-    """
-
-    now: int
-    free_tokens: int
-    may_cut: bool
-    free_seats: int
-    free_blocks: int
-    running: Collection[Sequence]
-    follows_decodes: bool
-    lane: Admission
-
-    @property
-    def waiting(self) -> WaitingQueue:
-        """The queue."""
-        return self.lane.waiting
-
-    @property
-    def blocks(self) -> BlockManager:
-        """The pool, of all lanes."""
-        return self.lane.blocks
-
-    @property
-    def has_decoded(self) -> bool:
-        """Whether somebody of the lane has decoded, when the step comes."""
-        running, decodes = self.lane.running, self.lane.running.decodes
-        return self.follows_decodes or len(decodes.fresh) < len(decodes.sequences) or bool(running.ending)
-
-
-AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
-
-# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
-make_admit = partial(tuple.__new__, Admit)
-_make_state = partial(tuple.__new__, AdmissionState)
-
-
 class Admission:
     """Asks the policy whether sequences may enter a lane.
 
@@ -135,3 +88,50 @@ class Admission:
         may_share = sequence.host_blocks is None
         awaited = suppliers(self.running, sequence, num_matched, self.blocks) if may_share else []
         self.waiting.hold_head(need, num_matched, awaited, is_blocked=lacks_blocks)
+
+
+class AdmissionState(NamedTuple):
+    """What is left for the head of the queue, and who is there.
+
+    Attributes:
+        now: the time of planning, in ns.
+        free_tokens: that the step has left.
+        may_cut: whether a longer prompt may be cut to these.
+        free_seats: of the lane.
+        free_blocks: that an admission may take: the watermark is left to those who run.
+        running: the sequences of the lane, in order of admission.
+        follows_decodes: it is the step after one in which all decodes compute a token.
+        lane: what the next three are read from.
+    """
+
+    now: int
+    free_tokens: int
+    may_cut: bool
+    free_seats: int
+    free_blocks: int
+    running: Collection[Sequence]
+    follows_decodes: bool
+    lane: Admission
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """The queue."""
+        return self.lane.waiting
+
+    @property
+    def blocks(self) -> BlockManager:
+        """The pool, of all lanes."""
+        return self.lane.blocks
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether somebody of the lane has decoded, when the step comes."""
+        running, decodes = self.lane.running, self.lane.running.decodes
+        return self.follows_decodes or len(decodes.fresh) < len(decodes.sequences) or bool(running.ending)
+
+
+AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
+
+# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
+make_admit = partial(tuple.__new__, Admit)
+_make_state = partial(tuple.__new__, AdmissionState)

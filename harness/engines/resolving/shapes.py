@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.kv.contiguous import Contiguous
+from engine.core.kv.reservation import Contiguous
 from engine.engine_config import KVDtype
 from harness.config import ContiguousAllocator, DeviceConfig, ModelConfig, RunConfig
 from simulator.models.decoder import decoder

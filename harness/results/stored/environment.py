@@ -9,7 +9,7 @@ import resource
 import shlex
 import subprocess
 import sys
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
+        "compiled_core": _is_compiled("engine.core.scheduler"),
         "git_revision": revision,
         "git_dirty": dirty,
         "cpu_model": cpu_model(),
@@ -64,6 +65,12 @@ def cpu_with_threads(name: str | None, num_threads: int) -> str:
 def slug(name: str) -> str:
     """`name` in lower case, without trademark signs; other characters than letters, digits and dots become hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
+
+
+def _is_compiled(module: str) -> bool:
+    """Whether a module of this project is compiled (`setup.py`), and not read as Python."""
+    spec = util.find_spec(module)
+    return spec is not None and not str(spec.origin).endswith(".py")
 
 
 def _version(package: str) -> str | None:

@@ -42,7 +42,7 @@ class ShadowExecutor:
         for planner in self.scheduler._planners:
             planner.admit = watched(planner.admit)  # type: ignore[method-assign]
         self.last_token: dict[Sequence, int] = {}  # when it came
-        self.shares = Shares(workload.options, self.scheduler.waiting) if workload.options.policy == "fair" else None
+        self.shares = Shares(workload.options, self.scheduler._policy) if workload.options.policy == "fair" else None
         for i, case in enumerate(workload.cases):
             self.events.append((case.arrival_step, ARRIVE, i))
             if case.abort_step is not None:

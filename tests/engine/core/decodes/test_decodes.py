@@ -171,7 +171,8 @@ def figures(work: StepWork, num_steps: int) -> tuple[Any, ...]:
 def test_the_work_after_k_steps_is_the_work_of_that_step(num_drafts: int | None) -> None:
     rng = np.random.default_rng(0)
     those = [
-        Member(0, 100, int(rng.integers(1, 50)), tuple(rng.integers(1, 2 + (num_drafts or 0), 30))) for _ in range(9)
+        Member(0, 100, int(rng.integers(1, 50)), tuple(rng.integers(1, 2 + (num_drafts or 0), 30).tolist()))
+        for _ in range(9)
     ]
     blocks = BlockManager(1000, 4)
     decodes: Decodes = UniformDecodes(4) if num_drafts is None else ragged(those, 4, num_drafts)

@@ -71,7 +71,7 @@ KV_MUTANTS = [
            "if hole and starts[hole - 1] + sizes[hole - 1] == start:", "if False:"),
     Mutant("the largest hole is out of date", "kv/contiguous.py",
            "        if sizes[hole] > self.largest:\n            self.largest = sizes[hole]", "        pass"),
-    Mutant("an oracle reserves too little", "kv/contiguous.py", "                return end\n",
+    Mutant("an oracle reserves too little", "kv/reservation.py", "                return end\n",
            "                return end - 2\n"),
     Mutant("a reservation has no room for drafts", "kv/contiguous.py",
            "max(self._rule.num_tokens(sequence, self._longest), drafted)",

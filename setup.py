@@ -1,0 +1,36 @@
+"""Compiles what takes most of a simulation's time into C, where it is asked to; the Python files stay the only source.
+
+    TWINSERVE_COMPILE=1 pip install .                        in an installation
+    TWINSERVE_COMPILE=1 python setup.py build_ext --inplace  in a checkout, for tests and measurements
+
+It takes mypyc, which comes with mypy, a C compiler and some minutes. Without the variable nothing is compiled.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from setuptools import setup
+
+# Nobody inherits from a compiled class, and configurations, users' policies and tests do from these.
+PYTHON = ("policies", "routing", "planning/policy", "scheduler_options", "kv/reservation")
+COMPILED = [
+    *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
+    Path("engine/core/routing/prefix_estimate.py"),
+    *sorted(Path("simulator/costs").glob("[!_]*.py")),
+    *(Path(f"simulator/{name}.py") for name in ("desk", "gateway", "replica", "drivers/alone", "drivers/shared")),
+]
+
+
+def compilation() -> dict[str, Any]:
+    if os.environ.get("TWINSERVE_COMPILE") != "1":
+        return {}
+    try:
+        from mypyc.build import mypycify
+    except ModuleNotFoundError:  # pip asks for what is required first, and comes again
+        return {"setup_requires": ["mypy>=1.15"]}
+    options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
+    return {"ext_modules": mypycify([*options, *(str(path) for path in COMPILED)], opt_level="1")}
+
+
+setup(**compilation())
