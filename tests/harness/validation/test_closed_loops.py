@@ -60,7 +60,7 @@ def test_rows_of_ranks_are_simulated_as_ranks(tmp_path: Path) -> None:
     settings = ("model=qwen3-30b-a3b", "device=h100-80gb", "scheduler=vllm", "cost=roofline", "plots=false")
     config = parse(composed(*settings))
     path = written(tmp_path, {"moe_ep_size": 4, "attention_dp_size": 2, "batch_size": 2})
-    row = next(read_rows(path, {}).table.itertuples(index=False))
+    row: Any = next(read_rows(path, {}).table.itertuples(index=False))
     system = system_of(config, row)
     assert (system.data_parallel_size, system.model.num_expert_ranks, system.tensor_parallel_size) == (2, 2, 1)
     alone = system_of(config, row._replace(data_parallel_size=1, expert_parallel=False))
