@@ -166,12 +166,14 @@ class OurEngine:
         before = self._in_flight
         self._reveal(before)
         plan = self._scheduler.schedule(len(self.steps))
+        first = len(self.steps)
         flight = None if plan is None else self._start(plan, most)
         if plan is None:
             self.steps.append(Step({}, [], set()))
-        first = len(self.steps) - (1 if flight is None else flight.plan.num_steps)
         if before is not None:
             self._commit(before)
+        if flight is not None and (num_steps := len(self.steps) - first) > 1:
+            flight.plan = self._scheduler.extend(flight.plan, num_steps)
         self.steps[first].preempted -= self._finished
         self._record_state(first, flight)
         self._in_flight = flight
@@ -189,8 +191,6 @@ class OurEngine:
         self._most |= {sequence: course[-1].most for sequence, course in courses.items()}
         for ahead in range(num_steps):
             self.steps.append(self._step(plan, courses, ahead))
-        if num_steps > 1:
-            plan = self._scheduler.extend(plan, num_steps)
         return _Flight(plan, courses, self.steps[-1], len(self.steps))
 
     def _commit(self, flight: _Flight) -> None:

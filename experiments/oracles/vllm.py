@@ -33,7 +33,11 @@ def compare(name: str, numbers: range, corrected: SimpleNamespace, original: Sim
     tally = Tally(name)
     for number in numbers:
         case = make_case(name, number)
-        expected = _run_vllm(corrected, case, is_corrected=True)
+        try:
+            expected = _run_vllm(corrected, case, is_corrected=True)
+        except AssertionError:  # vLLM 0.27 with asynchronous drafts may schedule -1 tokens at the longest sequence
+            tally.num_faulty += 1
+            continue
         tally.count(expected)
         tally.num_faulty += expected != _run_vllm(original, case, is_corrected=False)
         if difference := difference_from_ours(expected, case, as_vllm(case.options, corrected.version)):
