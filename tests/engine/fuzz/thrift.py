@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.core.kv.tier import DEVICE, HOST
+from engine.core.kv.tier import DEVICE, HOST, Tier
 from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.scheduler import Scheduler
@@ -70,7 +70,8 @@ class Thrift:
         offload = self._scheduler.blocks.offload
         if offload is None:
             return
-        hash_of = {each.block: block_hash for block_hash, each in offload.tiers[0]._cached.items()}
+        assert isinstance(host := offload.tiers[0], Tier), "these schedulers share no store"
+        hash_of = {each.block: block_hash for block_hash, each in host._cached.items()}
         for transfer in plan.transfers:
             if (transfer.source_tier, transfer.target_tier) == (DEVICE, HOST):
                 still = offload.index.find([hash_of[transfer.target]], 1) if transfer.target in hash_of else []
