@@ -82,7 +82,7 @@ def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
     version = next((v for v in VERSIONS if f"'{v}'" in (folder / "vllm" / "_version.py").read_text("utf-8")), None)
     if version is None:
         raise ImportError(f"{folder} holds another vLLM than {', '.join(VERSIONS)}")
-    corrections = _SKIPPED_INDEX if corrected and version == "0.19.0" else Corrections()
+    corrections = _SKIPPED_INDEX if corrected and version != "0.33.0" else Corrections()
     with selective_imports(SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _VALUES, corrections), _STOOD_IN_FOR):
         names = SimpleNamespace(version=version[:4])
         for module, attributes in {
