@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -146,7 +147,8 @@ def test_a_load_takes_the_time_of_its_bytes_and_the_latency_of_the_network() -> 
         "arrival.rate=0.1", "trace.output={low: 4, high: 4}", f"network.bandwidth={bandwidth}",
         f"network.latency_s={latency_s}",
     )  # fmt: skip
-    first, second = result.requests.itertuples()
+    rows: Any = result.requests.itertuples()
+    first, second = rows
     assert (first.server, second.server) == (0, 1)
     assert (first.num_store_cached_tokens, second.num_store_cached_tokens) == (0, num_blocks * 16)
     block_bytes = 16 * 36 * 2 * 8 * 128 * 2

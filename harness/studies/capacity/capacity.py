@@ -190,9 +190,9 @@ def run_probes(config: RunConfig, key: str, folder: Path, asks: Sequence[Ask], n
     """
     jobs = []
     for ask in asks:
-        probe = probe_config(with_load(config, key, ask.load), ask.number, ask.num_requests, num_warmup)
-        name = f"{load_of(probe, key):.6g}-seed{probe.seed}{f'-after{num_warmup}' if num_warmup else ''}"
-        jobs.append((probe, key, folder / "probes" / name, num_warmup))
+        asked = probe_config(with_load(config, key, ask.load), ask.number, ask.num_requests, num_warmup)
+        name = f"{load_of(asked, key):.6g}-seed{asked.seed}{f'-after{num_warmup}' if num_warmup else ''}"
+        jobs.append((asked, key, folder / "probes" / name, num_warmup))
     probes = run_all(jobs, config.capacity.workers)
     # the warm-up is shorter than asked for where a trace has no more requests
     filling = [number for number, each in enumerate(probes) if each.is_filling and each.num_warmup == num_warmup]

@@ -53,11 +53,11 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
     settings = config(*RUN, *TIERS, "tiers.overlap=false", "tiers.disk.eviction=fifo")
     system = resolve(settings)
     each = system.pool.block_bytes * 2
-    tiers = resolve_tiers(settings.tiers, system.pool, 2)
+    tiers = resolve_tiers(settings.tiers, system.pool, 2, settings.network)
     assert tiers.num_host_blocks == int(0.005 * 2**30) // each
     expected = OffloadOptions(num_disk_blocks=2**30 // each, overlap=False, disk_eviction="fifo")
     assert tiers.offload == expected
-    assert resolve_tiers(config(*RUN).tiers, system.pool, 2).offload is None
+    assert resolve_tiers(config(*RUN).tiers, system.pool, 2, settings.network).offload is None
 
 
 @pytest.mark.parametrize(

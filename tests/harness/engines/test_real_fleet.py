@@ -57,7 +57,8 @@ def rule(name: str) -> Router:
 def serve_real(name: str, arrivals: Arrivals) -> list[RoutedRecorder]:
     torch.set_num_threads(1)
     trace, options = make_trace(), SchedulerOptions()
-    intakes, recorders = [], []
+    intakes: list[Any] = []
+    recorders: list[RoutedRecorder] = []
     for _ in range(NUM_SERVERS):
         intake, _ = make_intake(trace, options, NUM_BLOCKS, 1)
         recorders.append(RoutedRecorder())

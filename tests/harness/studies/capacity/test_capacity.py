@@ -182,7 +182,12 @@ def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
     asks = [Ask(2.0, 0, 60), Ask(4.0, 1, 60)]
     alone = run_probes(settings, "arrival.rate", tmp_path / "a", asks)
     jobs = [
-        (probe_config(with_load(settings, "arrival.rate", ask.load), ask.number, 60), "arrival.rate", tmp_path / name)
+        (
+            probe_config(with_load(settings, "arrival.rate", ask.load), ask.number, 60),
+            "arrival.rate",
+            tmp_path / name,
+            0,
+        )
         for ask, name in zip(asks, ("2-seed0", "4-seed1"), strict=True)
     ]
     assert worker_pool.run_all(jobs, 2) == alone
