@@ -178,7 +178,7 @@ class RunResult:
     def of_servers(self, servers: Sequence[int]) -> RunResult:
         """The steps of some of the servers, which are alike, as if there were no others. The requests are all."""
         pool = next((pool for pool in self.pools if servers[0] in pool["servers"]), None)
-        meta = {**self.meta, "num_servers": len(servers), "pools": None}
+        meta = {**self.meta, "num_servers": len(servers), "pools": None, "only_servers": list(servers)}
         if pool is not None:
             meta["pipeline_parallel_size"] = pool["pipeline_parallel_size"]
             meta["config"] = {**self.meta.get("config", {}), "max_num_seqs": pool["max_num_seqs"]}

@@ -17,7 +17,7 @@ from harness.results.tables import Floats, Ints, RunResult
 def mean_waiting(result: RunResult, start: float, end: float) -> float:
     """Over the time between `start` and `end`, on the servers that the steps are of."""
     steps = result.steps
-    requests = _of_servers(result.requests, steps)
+    requests = _of_servers(result)
     begins, ends = _first_waits(requests)
     inside = np.clip(np.minimum(ends, end) - np.maximum(begins, start), 0.0, None)
     first = ratio(float(inside.sum()), end - start)
@@ -26,11 +26,10 @@ def mean_waiting(result: RunResult, start: float, end: float) -> float:
     return first + levels(steps, _waiting_again(result, requests)).mean(start, end)
 
 
-def _of_servers(requests: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """The requests that wait first for servers of the steps; all of results that tell no servers."""
-    if "server" not in requests or "server" not in steps or not len(steps):
-        return requests
-    return requests[_first_server(requests).isin(steps["server"].unique())]
+def _of_servers(result: RunResult) -> pd.DataFrame:
+    """The requests that wait first for the servers that `result` is of; all where it is of all."""
+    servers = result.meta.get("only_servers")
+    return result.requests if servers is None else result.requests[_first_server(result.requests).isin(servers)]
 
 
 def _first_server(requests: pd.DataFrame) -> pd.Series:

@@ -62,6 +62,7 @@ def test_servers_with_nothing_to_do_are_summed_up_once(monkeypatch: pytest.Monke
     assert [server["server"] for server in servers] == list(range(300))
     assert len(summed) <= 1 + 5 + 1, "all, those with requests, and one of the others"
     assert sum(server["completed"] for server in servers) == 5 and servers[-1]["mean_running"] == 0
+    assert {server["mean_waiting"] for server in servers if not server["num_requests"]} == {0.0}
 
 
 def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
@@ -207,7 +208,7 @@ def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["replicas=2", "engine=cpu"], "^replicas=2: engine=cpu is one server"),
+        (["replicas=2", "engine=gpu"], "^replicas=2: engine=gpu is one server"),
         (["pipeline_parallel_size=2", "engine=cpu"], "^pipeline_parallel_size=2: engine=cpu is one server"),
         (
             ["pipeline_parallel_size=2", "scheduler.async_scheduling=true"],
