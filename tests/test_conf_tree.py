@@ -224,7 +224,7 @@ def test_defaults_are_those_of_the_schema_but_for_those_of_vllm() -> None:
     config = compose_and_parse()
     for name, field in RunConfig.model_fields.items():
         if not field.is_required() and name not in OF_VLLM:
-            assert getattr(config, name) == field.get_default(), name
+            assert getattr(config, name) == field.get_default(call_default_factory=True), name
     assert (config.max_num_seqs, config.gpu_memory_utilization, config.frontend.kind) == (1024, 0.92, "vllm")
     assert config.scheduler == compose_and_parse("scheduler=vllm").scheduler
     real = compose_and_parse("engine=gpu")  # which is called without a front end

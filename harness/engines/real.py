@@ -262,7 +262,7 @@ _SIMULATED_ONLY = {"learned_positions": 0}
 # Keys in which a folder of the same sizes may differ.
 _NO_SIZES = {
     "name", "dtype", "quantization", "part_formats", "blocks", "kv_cache_dtype", "ignored_keys",
-    "extra_layer_parameters",
+    "extra_layer_parameters", "tower_parameters",
 }  # fmt: skip
 
 
