@@ -11,6 +11,8 @@ from engine.core.policies.fair import Fair
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence
 
+IS_COMPILED = not isinstance(TenantQueue.push, FunctionType)  # so that no method of the core can be replaced
+
 
 class Shares:
     """The service of every tenant, counted anew whenever the queue takes a turn: what its requests were given, and what
@@ -24,8 +26,7 @@ class Shares:
         self._input_weight = options.options.get("input_weight", 1)
         self._output_weight = options.options.get("output_weight", 2)
         self._lifts: dict[int, int] = {}
-        is_compiled = not isinstance(TenantQueue.push, FunctionType)  # whose methods cannot be replaced
-        self._newcomers = self._queue._newcomers if is_compiled else _watched(self._queue)
+        self._newcomers = self._queue._newcomers if IS_COMPILED else _watched(self._queue)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
