@@ -135,11 +135,14 @@ def _gated_delta_net(database: Database, model: Model, count: int, block: GatedD
     kernels = rows.groupby(["phase", "kernel_source", "batch_size", "seq_len"])["time_us"].median()
     both = kernels.groupby(["phase", "batch_size", "seq_len"]).sum().reset_index()
     decodes, prompts = (both[both["phase"] == phase] for phase in ("generation", "context"))
+    prompts = prompts[prompts["batch_size"] == 1]
+    if decodes.empty or prompts.empty:
+        raise ProfileError(f"{database.system}/{database.version} has no gated delta net of {where} alone")
     ends = np.array([1.0, _LONGEST])
     times = {int(batch): float(time) for batch, time in zip(decodes["batch_size"], decodes["time_us"], strict=True)}
     curves = {batch: MeasuredCurve(ends, np.array([time, time])) for batch, time in times.items()}
     # A chunk continues from the state that its start has left: it takes as long wherever it starts.
-    return _Kind(count, curves, measured_curve(prompts[prompts["batch_size"] == 1], "seq_len")[0], window=1)
+    return _Kind(count, curves, measured_curve(prompts, "seq_len")[0], window=1)
 
 
 def _by_batch(rows: pd.DataFrame, batch: str, context: str) -> dict[int, MeasuredCurve]:
