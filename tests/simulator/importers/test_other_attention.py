@@ -54,6 +54,13 @@ class Tables:
         return rows.assign(isl=length, time_us=100 + 1e-6 * length**2, **_heads(where))
 
 
+class TimedInBatches(Tables):
+    """Nothing was timed for a single sequence."""
+
+    def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+        return super().rows(family, table, **where).query("batch_size > 1")
+
+
 def _heads(where: dict[str, Any]) -> dict[str, int]:
     return {"num_heads": 16, "num_key_value_heads": 1} if "head_dim" in where else {}
 
@@ -108,6 +115,9 @@ def test_other_kinds_and_formats_are_refused_by_name() -> None:
         compiled(listed("nemotron-3-nano-30b-a3b"), 1)
     with pytest.raises(ProfileError, match="no latent attention in fp8 of"):
         compiled(listed("deepseek-v3", "fp8"), 8)
+    tables = TimedInBatches()
+    with pytest.raises(ProfileError, match="has no gated delta net of .* alone"):
+        mean_attention(tables, Attention(tables), listed("qwen3.5-397b-a17b"), 2, "auto")  # type: ignore[arg-type]
     assert is_plain(QWEN) and is_plain(WINDOWED) and not is_plain(listed("gemma-4-26b-a4b"))
 
 
