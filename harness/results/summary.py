@@ -189,7 +189,8 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         cost = "" if summary["cost"] is None else f" · ${number(summary['cost'])}"
         yield (
             "Over time",
-            f"{number(summary['mean_servers'])} servers open on average, up to {summary['max_paid_servers']} paid for · "
+            f"{number(summary['mean_servers'])} servers open on average, "
+            f"up to {summary['max_paid_servers']} paid for · "
             f"{number(summary['gpu_hours'])} GPU hours{cost} · {summary['num_retried']} requests begun anew",
         )
     if summary.get("handed_over"):
