@@ -25,6 +25,7 @@ from experiments.inferencex.simulation import CaseRows
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
 from harness.measured.public_servers import SERVERS, PublicServer
+from harness.validation.closed_loops import num_gpus
 from harness.validation.contradictions import contradicted
 
 _APART = "prefill and decode on different GPUs"
@@ -78,7 +79,7 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
         try:
-            if _num_gpus(rows.rows.table.iloc[place]) > _MOST_GPUS:
+            if num_gpus(rows.rows.table.iloc[place]) > _MOST_GPUS:
                 raise TwinServeError(f"more than {_MOST_GPUS} GPUs, which are no plain tensor parallelism")
             simulated = rows.simulate(only=[place])
         except TwinServeError as error:
@@ -102,11 +103,11 @@ def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tupl
     predicted["tpot"] = row.simulated_tpot_ms
     kind: RunClass = row.kind
     version, source = versions[row.id]
-    num_gpus = _num_gpus(row)
-    is_fitted = any((server.name, server.device, gpus) in _FITTED for gpus in (None, num_gpus))
+    gpus = num_gpus(row)
+    is_fitted = any((server.name, server.device, each) in _FITTED for each in (None, gpus))
     point = Point(
         id=row.id, source=source, link=_LINK, engine=engine, version=version or server.vllm_version, kind=kind,
-        num_gpus=num_gpus, clients=clients, prompt=(1 + server.length_ratio) / 2 * row.isl,
+        num_gpus=gpus, clients=clients, prompt=(1 + server.length_ratio) / 2 * row.isl,
         output=output, assumed=server.why, fitted=is_fitted and engine == "vLLM", excluded=row.excluded,
         measured={**measured, "throughput": loop_throughput(clients, output, measured["ttft"], measured["tpot"])},
         predicted={**predicted, "throughput": loop_throughput(clients, output, predicted["ttft"], predicted["tpot"])},
@@ -115,10 +116,6 @@ def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tupl
     if peer is None or kind.cost != "kernels":
         return point
     return replace(point, peer=peer, peer_name="aiconfigurator 0.12.0")
-
-
-def _num_gpus(row: Any) -> int:
-    return int(row.tensor_parallel_size * row.data_parallel_size)
 
 
 @cache

@@ -138,7 +138,8 @@ def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataF
     return table
 
 
-def _num_gpus(row: Any) -> int:
+def num_gpus(row: Any) -> int:
+    """GPUs of the server of a row."""
     return int(row.tensor_parallel_size * row.data_parallel_size)
 
 
@@ -156,7 +157,7 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     operations = requests_per_s * mean * (row.isl + row.osl) * 2 * weights
     arithmetic = model.quantization.arithmetic
     peak = device.flops.get(arithmetic or model.dtype, device.flops[model.dtype])
-    return float(operations / (_num_gpus(row) * peak * device.flops_efficiency))
+    return float(operations / (num_gpus(row) * peak * device.flops_efficiency))
 
 
 def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
@@ -220,7 +221,7 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
             f"{row.ttft_ms:.0f}", f"{row.simulated_ttft_ms:.0f}", f"{row.ttft_error_pct:+.0f}%",
             f"{row.tpot_ms:.1f}", f"{row.simulated_tpot_ms:.1f}", f"{row.tpot_error_pct:+.0f}%",
         )  # fmt: skip
-        shape = (row.isl, row.osl, _num_gpus(row), row.concurrency)
+        shape = (row.isl, row.osl, num_gpus(row), row.concurrency)
         shown.add_row(*map(str, shape), *times)
     console.print(shown)
     for name in ("ttft", "tpot"):

@@ -135,7 +135,7 @@ class BlockManager:
         end = start + len(hashes)
         blocks = sequence.block_table[start:end]
         self.index.add(blocks, hashes, () if sequence.token_ids is None else self.contents_of(sequence, start, end))
-        if self.offload is not None:
+        if self.offload is not None and self.offload.sight is not None:
             contents = () if sequence.token_ids is None else self.contents_of(sequence, start, end)
             self.offload.note_computed(blocks, hashes, contents)
         if self._ranked is not None:

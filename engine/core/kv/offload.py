@@ -75,12 +75,11 @@ class Offload:
             self._computed.clear()
 
     def note_computed(self, blocks: list[int], hashes: list[int], contents: abc.Iterable[Content]) -> None:
-        """The step being planned computes what is in `blocks`, but for those that transfers are to fill."""
-        if self.sight is not None:
-            known = zip_longest(hashes, contents)
-            self._computed.update(
-                (block, found) for block, found in zip(blocks, known, strict=True) if block not in self._coming
-            )
+        """For the store: the step being planned computes what is in `blocks`, but for those that transfers fill."""
+        known = zip_longest(hashes, contents)
+        self._computed.update(
+            (block, found) for block, found in zip(blocks, known, strict=True) if block not in self._coming
+        )
 
     # -- down -----------------------------------------------------------------------------------------------------
 

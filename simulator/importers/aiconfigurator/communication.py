@@ -24,7 +24,6 @@ from simulator.profile.profile import ProfileError
 
 _ELEMENT_BYTES = 2
 _MIB = 1 << 20
-_PAIR = ("all_gather", "reduce_scatter")
 # By 10 times the compute capability, or that rounded down to tens, and number of GPUs.
 _FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 2.0}}
 
@@ -55,23 +54,26 @@ def all_reduce(database: Database, ranks: int, most_fused: float) -> tuple[Measu
 
 def all_gather(database: Database, ranks: int) -> MeasuredCurve | None:
     """Time of an all-gather over the bytes that all ranks have after it; None if it was not measured."""
-    where = {"op_name": "all_gather", "nccl_dtype": "half", "num_gpus": ranks}
-    rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
-    return None if rows.empty else measured_curve(rows, "num_bytes")[0]
+    return _collective(database, "all_gather", ranks)
 
 
 def exchanges(database: Database) -> pd.DataFrame | None:
     """An all-gather and a reduce-scatter, one after the other, by ranks and the bytes of all of them; None if they were
     not measured."""
     parts = []
-    where = {"source": "nccl", "nccl_dtype": "half"}
     for ranks in (2, 4, 8):
-        both = [_in_bytes(database.rows("comm", "nccl_perf", op_name=name, num_gpus=ranks, **where)) for name in _PAIR]
-        if not any(rows.empty for rows in both):
-            gather, scatter = (measured_curve(rows, "num_bytes")[0] for rows in both)
+        gather, scatter = (_collective(database, name, ranks) for name in ("all_gather", "reduce_scatter"))
+        if gather is not None and scatter is not None:
             times = gather.times_us + scatter.at(gather.sizes)
             parts.append(pd.DataFrame({"num_ranks": ranks, "num_bytes": gather.sizes, "time_us": times}))
     return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _collective(database: Database, name: str, ranks: int) -> MeasuredCurve | None:
+    """NCCL's time of a collective over the bytes of all ranks; None if it was not measured."""
+    where = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
+    rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
+    return None if rows.empty else measured_curve(rows, "num_bytes")[0]
 
 
 def _in_bytes(rows: pd.DataFrame) -> pd.DataFrame:
