@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from harness.config import MooncakeTrace, TraceConfig
-from harness.config.schema.workload import OtelTrace, TraceLabTrace, WekaTrace
+from harness.config.schema.workload import MAX_TOKENS, OtelTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace
+from harness.workload.readers.calls import LONGEST
 from harness.workload.trace import Trace
 from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA
 
@@ -94,6 +95,29 @@ def test_turns_of_aiperf_go_on_from_all_that_was_said(tmp_path: Path) -> None:
     assert columns(mooncake(tmp_path / "b.jsonl", lengths_only), *_SHOWN)[2] == (1140, 30, [0], 2.0)
 
 
+def test_sessions_of_aiperf_are_named_by_numbers_or_texts(tmp_path: Path) -> None:
+    turn = {"input_length": 10, "output_length": 2}
+    lines = [{**turn, "session_id": name} for name in (0, 0, "", "", ["a"], ["a"], {}, None)]
+    assert mooncake(tmp_path / "a.jsonl", lines).table["session_id"].tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
+    rounds = [{**TRACELAB[0], "session_id": name} for name in (["a"], ["a"])]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
+    assert read(TraceLabTrace(path=str(tmp_path / "b.jsonl"))).table["session_id"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("length", [LONGEST + 1, MAX_TOKENS, MAX_TOKENS + 1, 10**30])
+def test_no_ids_are_made_for_prompts_that_would_fill_the_memory(length: int, tmp_path: Path) -> None:
+    lines = [
+        AIPERF_TURNS[0],
+        {**AIPERF_TURNS[2], "input_length": length},
+        {**AIPERF_TURNS[2], "output_length": -length},
+    ]
+    assert mooncake(tmp_path / "a.jsonl", lines, on_bad_row="drop").table["num_prompt_tokens"].tolist() == [600]
+    rounds = [TRACELAB[0], {**TRACELAB[1], "input_tokens_total": length}, TRACELAB[3]]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
+    trace = read(TraceLabTrace(path=str(tmp_path / "b.jsonl"), on_bad_row="drop"))
+    assert trace.table["num_prompt_tokens"].tolist() == [300]
+
+
 def test_lines_of_aiperf_may_lack_the_length_of_the_answer(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"input_length": 700, "hash_ids": [1, 2], "timestamp": 500},
@@ -137,6 +161,7 @@ def test_texts_of_aiperf_are_counted(tmp_path: Path) -> None:
         ('{"id": 1, "block_size": "x", "hash_id_scope": "local", "requests": [1]}', "block_size must be|not a"),
         ('{"spans": [{"name": "chat x", "attributes": {"gen_ai.input.messages": "[]"}}]}', "no start_time|not a"),
         ('{"spans": {}}', "holds no request|not a"),
+        ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", "not JSON|must be a JSON object|not a Mooncake"),
     ],
 )
 def test_other_files_are_refused_in_one_line(kind: Any, text: str, reason: str, tmp_path: Path) -> None:
