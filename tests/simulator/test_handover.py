@@ -19,7 +19,7 @@ from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
-from simulator.handover import Network, prompt_of
+from simulator.handover import Network, note_prompt, prompt_of
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
@@ -271,3 +271,9 @@ def test_a_prompt_elsewhere_is_ranked_and_routed_as_its_request() -> None:
     assert {name: getattr(prompt, name) for name in ranks} == ranks
     assert (prompt.request_id, prompt.arrival_time, prompt.num_prompt_tokens, prompt.max_tokens) == (3, 7, 40, 1)
     assert prompt.decodes_elsewhere and prompt.sequences[0].block_hashes == hashes
+    (computed,), (sequence,) = prompt.sequences, request.sequences
+    computed.num_cached_tokens, computed.cached_by_tier = 16, {"host": 8}
+    computed.num_recomputed_tokens, computed.num_preemptions, prompt.first_scheduled_time = 5, 2, 9
+    note_prompt(request, prompt)
+    assert (sequence.num_cached_tokens, sequence.cached_by_tier) == (16, {"host": 8})
+    assert (request.num_recomputed_tokens, request.num_preemptions, request.first_scheduled_time) == (5, 2, 9)

@@ -192,6 +192,6 @@ def test_a_rule_may_count_the_store_with_a_weight() -> None:
 
 
 def test_a_store_of_any_size_is_made_at_once_and_once() -> None:
-    tiers = Tiers(store=StoreTier(10**12, num_servers=2))
+    tiers = Tiers(store=StoreTier(10**12, 1e9, num_servers=2))
     stores = stores_of([SimpleNamespace(tiers=tiers)] * 6)  # type: ignore[list-item]
     assert [stores.index(store) for store in stores] == [0, 0, 2, 2, 4, 4]
