@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 from engine.core.kv.offload import Offload
 from engine.core.kv.prefix_match import Hit
@@ -34,7 +35,8 @@ def test_a_block_is_there_from_the_time_on_when_its_copy_is() -> None:
 
 def test_what_was_of_use_to_a_server_stays_longer_and_what_is_on_its_way_is_not_evicted() -> None:
     store = SharedStore(3)
-    sight = StoreSight(store, moves := [])
+    moves: list[Transfer] = []
+    sight = StoreSight(store, moves)
     for block_hash in (1, 2, 3):
         saved(store, block_hash)
     sight.refresh(1)
@@ -61,7 +63,8 @@ def test_computed_blocks_come_when_the_step_has_run_the_head_last_and_no_block_t
     offload = Offload([host], [], overlaps=True)
     offload.share(store)
     (sequence,) = Request(0, 64, 1).sequences
-    offload.load(sequence, [Hit(host, 50)], SimpleNamespace(take=lambda count: [20]))  # type: ignore[arg-type]
+    pool: Any = SimpleNamespace(take=lambda count: [20])
+    offload.load(sequence, [Hit(host, 50)], pool)
     offload.note_computed([10, 11, 20, 12], [1, 2, 50, 3], [])
     offload.index.add([12], [3])
     offload.remove([12], [3])  # handed out before the step has run
