@@ -60,6 +60,11 @@ def test_nobody_drains_while_others_start_and_what_starts_is_paid_for_and_empty(
     assert acted.opened[-1] == (30, [0]), "of those with one request the last; the idle one is off at once"
 
 
+def test_who_starts_counts_as_there() -> None:
+    acted = Acted(3, Changes(scaled=scaled(1, 3, 25), num_open=1), [2.0, 2.0], {}).run()
+    assert acted.failed == [(10, 1)] and acted.opened == [(0, [0]), (10, [0]), (35, [0, 1])]
+
+
 def test_who_is_down_does_not_fail_once_more() -> None:
     acted = Acted(2, Changes((Failure(0, 5, 20), Failure(0, 9, 30))), [], {}).run()
     assert acted.failed == [(5, 0)] and acted.opened == [(0, [0, 1]), (5, [1]), (25, [0, 1])]

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.core.kv.offload import Offload
-from engine.core.kv.prefix_match import Hit
+from engine.core.kv.prefix_match import NO_MATCH, Hit
 from engine.core.kv.shared_store import STORE, SharedStore, StoreSight
 from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Request
-from simulator.transfers import StoreLink
+from simulator.transfers import StoreLink, TierLinks
 
 
 def saved(store: SharedStore, block_hash: int, at: int | None = 0) -> Transfer:
@@ -89,3 +89,19 @@ def test_what_is_saved_and_loaded_takes_the_link_and_the_latency() -> None:
     assert [store.is_there(1, now) for now in (1569, 1570)] == [False, True]
     assert [store.is_there(2, now) for now in (2569, 2570)] == [False, True]
     assert link.load(2, 100) == 2170
+
+
+def test_what_a_nearer_memory_has_comes_from_there_without_the_latency_of_the_store() -> None:
+    store, host = SharedStore(4), Tier(HOST, 2)
+    for block_hash in (1, 2):
+        saved(store, block_hash)
+    host.store(1, None, DEVICE, 3)
+    host.settle()
+    offload = Offload([host], [], overlaps=True)
+    offload.share(store)
+    hits = offload.continue_match(NO_MATCH, [1, 2, 3], [None] * 3, 16).hits
+    assert [(hit.tier.name, hit.block_hash) for hit in hits] == [(HOST, 1), (STORE, 2)]
+    links = TierLinks(1000, 1e9, None, StoreLink(store, 1000, 1e9, 70))
+    loads = [Transfer(HOST, 0, DEVICE, 5)], [Transfer(HOST, 0, DEVICE, 5), Transfer(STORE, 1, DEVICE, 6)]
+    plans: list[Any] = [SimpleNamespace(transfers=each, parked=[]) for each in loads]
+    assert [links.start(plan, 10_000 * at) for at, plan in enumerate(plans)] == [1000, 2070]  # a last block passes on
