@@ -174,6 +174,15 @@ def test_short_prompts_and_those_that_are_known_stay_with_the_decoding_server() 
     assert second.steps["num_prefill_tokens"].sum() == 8 + 1 + 8  # of the last, what was never sent there
 
 
+def test_a_short_prompt_goes_to_the_server_that_was_chosen_for_its_decodes() -> None:
+    trace, times = simple_trace([8] * 4, [2] * 4), OpenLoop(np.arange(4) * 10 * MS)
+    runs = simulate(
+        trace, times, [make(4), make(4), make(4)], STEP, num_prefill=1, network=SLOW, local_tokens=8,
+        decode_rule=RoundRobin(NoOptions()),
+    )  # fmt: skip
+    assert [int(run.steps["num_prefill_tokens"].sum()) for run in runs] == [0, 16, 16]
+
+
 @pytest.mark.parametrize(("prompt", "output", "arrival_ms", "num_blocks"), [(16, 30, 0, 14), (1, 8, 4, 6)])
 def test_who_gives_way_on_the_decoding_server_computes_its_prompt_there(
     prompt: int, output: int, arrival_ms: float, num_blocks: int
