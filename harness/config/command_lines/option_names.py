@@ -13,6 +13,7 @@ from harness.config.command_lines.known_models import KnownModels
 from harness.config.composing.conf_tree import CONF
 from harness.config.composing.device_names import device_option
 from harness.config.composing.overrides import quoted
+from harness.hub import PREFIX
 
 _CHOICE = re.compile(r"(model|device)=(['\"]?)([^'\"\[\]{}()$]+)\2")
 
@@ -64,6 +65,6 @@ def _written_names(files: Sequence[Path]) -> dict[str, str]:
 
 
 def _model(name: str, folders: Sequence[Path]) -> dict[str, Any]:
-    if os.path.isfile(user_path(name) / "config.json"):
+    if name.startswith(PREFIX) or os.path.isfile(user_path(name) / "config.json"):
         return {"model": "hf", "model.config": name}
     return KnownModels(folders).alike(name) or {"model": name}

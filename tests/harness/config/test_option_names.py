@@ -74,7 +74,7 @@ def test_other_checkpoints_have_the_sizes_of_models_that_are_there() -> None:
     [
         (
             "model=a/b",
-            r"^model=a/b: none that comes with the project .*any other is read from its folder: model=<folder>",
+            r"^model=a/b: none that comes with the project .*any other is read: model=<its folder>, or model=hf://a/b",
         ),
         ("model=gpt-oss", r"did you mean 'gpt-oss-120b' or 'gpt-oss-20b'\?$"),
     ],
