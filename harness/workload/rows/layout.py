@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 
 from harness.config.schema.reader import nearest
-from harness.config.schema.workload import TimeUnit
+from harness.config.schema.trace_files import TimeUnit
 from harness.errors import TraceError
 from harness.workload.rows import value_checks
 from harness.workload.rows.tabular import CsvColumn, NumberCheck, TextCheck, number_column
