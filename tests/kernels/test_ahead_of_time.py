@@ -71,10 +71,19 @@ CALLS: list[tuple[Callable[[], None], int, int]] = [
 ]  # fmt: skip
 
 
+DEAR = (after_attention, experts_in_float8)  # to compile
+
+
+def marks_of(call: Callable[[], None], capability: int, first: int) -> list[pytest.MarkDecorator]:
+    if capability != first:
+        return [pytest.mark.slow]
+    return [pytest.mark.long] * (getattr(call, "func", call) in DEAR)
+
+
 @pytest.mark.parametrize(
     ("call", "capability"),
     [
-        pytest.param(call, capability, marks=[] if capability == first else pytest.mark.slow)
+        pytest.param(call, capability, marks=marks_of(call, capability, first))
         for call, least, first in CALLS
         for capability in LIMITS
         if capability >= least
