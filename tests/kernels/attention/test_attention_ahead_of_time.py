@@ -75,11 +75,8 @@ def test_prefill(capability: int, head_dim: int, group: int, cache: torch.dtype,
 @pytest.mark.parametrize(
     ("capability", "tokens"),
     [
-        pytest.param(
-            capability, tokens, marks=pytest.mark.long if (capability, tokens) == (90, 1) else pytest.mark.slow
-        )
-        for capability in LIMITS
-        for tokens in (1, 2048)
+        pytest.param(*each, marks=pytest.mark.long if each == (90, 1) else pytest.mark.slow)
+        for each in itertools.product(LIMITS, (1, 2048))
     ],
 )
 def test_latent_attention(capability: int, tokens: int) -> None:
