@@ -19,7 +19,8 @@ import torch  # noqa: E402
 
 from kernels.attention.configs import decode_config, latent_config, prefill_config  # noqa: E402
 from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
-from tests.kernels.occupancy import CUOBJDUMP, LIMITS, compile_launch, decode, latent, prefill, recorded  # noqa: E402
+from tests.kernels.launch_calls import decode, latent, prefill  # noqa: E402
+from tests.kernels.occupancy import CUOBJDUMP, LIMITS, compile_launch, recorded  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
