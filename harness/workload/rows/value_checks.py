@@ -12,9 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.rows.sieve import RowSieve
-from simulator.quantities import RANGES
+from simulator.quantities import MAX_TOKENS, RANGES
 
 MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace, TraceArrival
-from harness.config.schema.workload import MAX_TOKENS, BailianTrace, ServeGenTrace
+from harness.config.schema.trace_files import BailianTrace, ServeGenTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
+from simulator.quantities import MAX_TOKENS
 from tests.harness.workload.readers.builders import (
     AZURE_2023,
     AZURE_2025,
