@@ -40,8 +40,16 @@ def numbers_from_text(texts: pa.ChunkedArray) -> Numbers:
 
 def as_floats(column: pd.Series) -> npt.NDArray[np.float64]:
     """The numbers of a column, of which text tells some; NaN where there is none."""
-    texts = column.astype(str) if column.dtype == object else column  # an integer may have more digits than a float
+    texts = pd.Series(map(_as_text, column), dtype=object) if column.dtype == object else column
     return pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _as_text(value: object) -> str:
+    """What may be a number, as an integer may have more digits than a float; the rest is none."""
+    if isinstance(value, list | dict):
+        return ""
+    text = str(value)
+    return text if text.isascii() else ""
 
 
 def numbers_from_json(values: Sequence[object]) -> Numbers:
