@@ -12,6 +12,7 @@ from harness.config.schema.changes import AutoscalerConfig, FailureConfig
 from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, RouterConfig
 from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
+from harness.config.schema.sinks import SinksConfig
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig
 from harness.config.schema.system import CostConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
@@ -39,6 +40,7 @@ class RunKeys(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    sinks: SinksConfig = Field(default_factory=SinksConfig)
     allocator: AllocatorConfig = Field(default_factory=PagedAllocator)
     speculation: SpeculationConfig = Field(default_factory=NoSpeculation)
     tiers: TiersConfig = Field(default_factory=TiersConfig)

@@ -8,6 +8,8 @@
          sessions.parquet   one row per session, of a trace with sessions
          vllm_bench.json    of a run against a server: as `vllm bench serve --save-result --save-detailed` writes it
          summary.json       settings and metrics; written last, so that where it is the folder is whole
+         spans.parquet      what each sequence did when, with sinks=otel
+         sent.json          where it was sent to (harness/sinks)
          failed.json        {"error": ...} instead, where a job of a sweep ended with an error
 """
 
@@ -30,8 +32,8 @@ from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
-SESSIONS = "sessions.parquet"
-SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
+SESSIONS, SPANS = "sessions.parquet", "spans.parquet"
+SUMMARY, FAILED, INPUTS, SENT = "summary.json", "failed.json", "inputs.json", "sent.json"
 REPORT = "report.html"  # of a run, and of what any other task found
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 VALIDATED_LATENCIES, VALIDATED_LEVELS = "validation_latencies.parquet", "validation_levels.parquet"
