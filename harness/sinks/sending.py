@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,6 @@ _PACKAGES = {
     "wandb": ("wandb",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
-_CLOCK_NS = 1_000_000_000  # by which the clock of a file system may differ from that of the process
 
 
 def check_sinks(sinks: SinksConfig) -> None:
@@ -49,21 +47,21 @@ def sent_after(sinks: SinksConfig, folder: Path) -> Iterator[None]:
         yield
         return
     check_sinks(sinks)
-    begun_ns = time.time_ns() - _CLOCK_NS
+    before_ns = _begun_ns(folder)
     try:
         yield
     except BaseException as error:
-        if _is_of_this_run(folder, begun_ns):
+        if _begun_ns(folder) != before_ns:  # what is there is of this run
             try:
-                send_run(sinks, folder, _one_line(error), is_killed=isinstance(error, KeyboardInterrupt))
+                _print(send_run(sinks, folder, _one_line(error), is_killed=isinstance(error, KeyboardInterrupt)))
             except TwinServeError as other:
                 print(other, file=sys.stderr, flush=True)
         raise
-    send_run(sinks, folder)
+    _print(send_run(sinks, folder))
 
 
-def send_run(sinks: SinksConfig, folder: Path, failure: str | None = None, *, is_killed: bool = False) -> None:
-    """Send a folder of results.
+def send_run(sinks: SinksConfig, folder: Path, failure: str | None = None, *, is_killed: bool = False) -> list[str]:
+    """Send a folder of results; returns a line on each run that a tool has now.
 
     Args:
         failure, is_killed: as of `read_entry`.
@@ -72,13 +70,12 @@ def send_run(sinks: SinksConfig, folder: Path, failure: str | None = None, *, is
         TwinServeError: a tool did not take it.
     """
     entry = read_entry(folder, failure, is_killed=is_killed)
-    for name, tracker in _trackers(sinks):
-        print(f"{name}: run {_sent(name, tracker, entry)}", flush=True)
-    _send_spans(sinks, entry)
+    lines = [f"{name}: run {_sent(name, tracker, entry)}" for name, tracker in _trackers(sinks)]
+    return lines + _send_spans(sinks, [entry])
 
 
 def send_sweep(sinks: SinksConfig, folder: Path, jobs: Sequence[Path]) -> None:
-    """Send the runs of a sweep, each a child of one that has the comparison; raises TwinServeError."""
+    """Send the runs of a sweep, each a child of one that has the comparison, and say so; raises TwinServeError."""
     failed = [job for job in jobs if (job / FAILED).exists()]
     whole = sweep_entry(folder, len(failed), len(jobs))
     entries = [read_entry(job) for job in jobs]
@@ -86,9 +83,8 @@ def send_sweep(sinks: SinksConfig, folder: Path, jobs: Sequence[Path]) -> None:
         parent = _sent(name, tracker, whole, again=True)
         for entry in entries:
             _sent(name, tracker, entry, parent)
-        print(f"{name}: run {parent} with {len(entries)} children", flush=True)
-    for entry in entries:
-        _send_spans(sinks, entry)
+        _print([f"{name}: run {parent} with {len(entries)} children"])
+    _print(_send_spans(sinks, entries))
 
 
 def _trackers(sinks: SinksConfig) -> Iterator[tuple[str, Tracker]]:
@@ -112,15 +108,24 @@ def _sent(name: str, tracker: Tracker, entry: Entry, parent: str | None = None, 
     return run_id
 
 
-def _send_spans(sinks: SinksConfig, entry: Entry) -> None:
-    if sinks.otel is None or "otel" in (record := _record(entry.folder)):
-        return
+def _send_spans(sinks: SinksConfig, entries: Sequence[Entry]) -> list[str]:
+    if sinks.otel is None:
+        return []
     from harness.sinks.otlp import export  # imported late, as it brings OpenTelemetry
 
-    with _told("otel", entry.folder):
-        number = export(entry, sinks.otel)
-    _note(entry.folder, {**record, "otel": {"spans": number}})
-    print(f"otel: {number:,} spans of {entry.name}", flush=True)
+    number = 0
+    for entry in entries:
+        if "otel" not in (record := _record(entry.folder)):
+            with _told("otel", entry.folder):
+                sent = export(entry, sinks.otel)
+            _note(entry.folder, {**record, "otel": {"spans": sent}})
+            number += sent
+    return [f"otel: {number:,} spans"]
+
+
+def _print(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def _one_line(error: BaseException) -> str:
     return text if isinstance(error, TwinServeError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
-def _is_of_this_run(folder: Path, begun_ns: int) -> bool:
-    """Whether the folder was begun, and not left by an earlier run."""
+def _begun_ns(folder: Path) -> int | None:
+    """When a task began to write to the folder."""
     path = folder / CONFIG
-    return path.exists() and path.stat().st_mtime_ns >= begun_ns
+    return path.stat().st_mtime_ns if path.exists() else None

@@ -66,7 +66,7 @@ class OtelSink(ConfigModel):
     """A trace of OpenTelemetry for each request, with a span for each thing that happened to it.
 
     Attributes:
-        exporter: otlp (to a collector, by HTTP), file (spans.jsonl in the output folder, OTLP as JSON lines) or console.
+        exporter: otlp (to a collector, by HTTP), file (spans.jsonl in the output folder: OTLP as JSON lines), console.
         endpoint: of the collector, such as http://localhost:4318; null takes OTEL_EXPORTER_OTLP_ENDPOINT, and without
             it that address. Headers with keys are read from OTEL_EXPORTER_OTLP_HEADERS.
         service_name: of the resource that the spans are of.
