@@ -1,6 +1,6 @@
 """The groups and top-level keys of a run, each checked on its own."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -68,6 +68,7 @@ class RunKeys(ConfigModel):
     verbose: bool = False
     plots: bool = True
     figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    exports: Annotated[tuple[Literal["aiperf", "guidellm", "inference_perf", "llm_d"], ...], Field(strict=False)] = ()
     perfetto: bool = False
     perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()

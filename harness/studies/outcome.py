@@ -99,7 +99,7 @@ class Run:
 
     def write(self, folder: Path) -> None:
         """Write the tables, the summary and, of a complete run, the figures."""
-        write_results(self.result, self.summary, folder)
+        write_results(self.result, self.summary, folder, self.config.exports)
         if self.result.spans is not None and self.config.sinks.otel:
             write_table(folder / SPANS, self.result.spans)
         if self.result.spans is not None and self.config.perfetto:

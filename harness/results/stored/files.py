@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ _TEXTS = {
 }  # fmt: skip
 
 
-def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+def write_results(result: RunResult, summary: dict[str, Any], folder: Path, exports: Sequence[str] = ()) -> None:
     """Write the tables and the summary; each file is whole or absent, and the summary comes last.
 
     The summary of an earlier run is removed first, so that a mix of two runs cannot look whole.
@@ -79,7 +80,16 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> N
     if result.itls is not None:
         document = json.dumps(json_ready(vllm_document(result, summary, result.itls)), allow_nan=False)
         write_whole(folder / VLLM_JSON, lambda path: path.write_text(document, encoding="utf-8"))
+    for each in exports:
+        _write_export(each, result, summary, folder)
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _write_export(name: str, result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+    from harness.results.exports import export  # imported late, as most runs do without it
+
+    file, text = export(name, result, summary, time.time())
+    write_whole(folder / file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
