@@ -11,7 +11,7 @@ from harness.config.schema.fleet import AlikeFleet, check_pools, check_ranks, ch
 from harness.config.schema.metrics import SloConfig
 from harness.config.schema.speculation import check_fits
 from harness.config.schema.system import RealEngineConfig
-from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving
+from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving, check_sinks
 from harness.config.schema.tiers import check_offload
 
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
@@ -202,6 +202,7 @@ def _check_tasks(config: RunKeys) -> None:
     check_profile(config.task, config.profile, config.engine, config.cost)
     check_measured(config.task, config.engine, config.validation, config.calibration, config.observe)
     check_searches(config.task, config.metrics.slo, config.capacity, config.search)
+    check_sinks(config.task, config.sinks)
     check_serving(config.task, config.serve, config.engine)
     reads = config.task in ("report", "plot")
     if reads and not config.results:
