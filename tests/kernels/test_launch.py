@@ -109,8 +109,8 @@ def test_devices_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_layers_launch_what_the_first_one_did(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention of a step in four layers by one backend, and by a new one for each layer: the same kernels with the same
-    arguments, but for the addresses of scratch memory. One layer has an address that needs a kernel of its own."""
+    """Attention of a step in four layers by one backend, and by a new one for each layer: the same kernels with the
+    same arguments, but for the addresses of scratch memory. One layer has an address that needs another kernel."""
     compiled = stub_device.install(monkeypatch)
     cache = torch.zeros(4, 2, 64, 16, 2, 32)
     scales = torch.zeros(64)
@@ -142,7 +142,8 @@ def test_layers_launch_what_the_first_one_did(window: int, monkeypatch: pytest.M
     backend = TritonBackend()
     for layer in range(4):
         repeated, made = launched(backend, layer), launched(TritonBackend(), layer)
-        assert repeated == made and len(made) == 4, "prompts and decodes, each in several splits that are joined"
+        assert repeated == made
+        assert len(made) == (2 if window else 4), "prompts and decodes, without a window in splits that are joined"
 
 
 def _named(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
