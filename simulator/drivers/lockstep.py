@@ -1,8 +1,8 @@
 """Servers that step together, as the ranks of a model with data-parallel attention do.
 
 Attention is each rank's own, the experts are shared out: every layer exchanges tokens between all ranks. So the slowest
-rank sets the pace of all, what they share is added, and a rank with nothing to compute runs a dummy step of one token beside
-the others.
+rank sets the pace of all, what they share is added, and a rank with nothing to compute runs a dummy step of one token
+beside the others.
 """
 
 from __future__ import annotations

@@ -149,10 +149,14 @@ class ApartConfig(ConfigModel):
         local_prefill_tokens: a prompt with at most so many tokens that its server for decodes was not sent before is
             computed there.
         request_ms: from the end of a prompt until the request is in the queue of the other server.
+        kv_transfer: at_end, the server for decodes pulls a prompt's KV when it has blocks for it, as vLLM's
+            NixlConnector; by_layers, the other one sends each layer when the prompt's last chunk has computed it, as
+            vLLM's P2pNcclConnector.
     """
 
     local_prefill_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 0
     request_ms: Annotated[float, Field(ge=0, le=60_000)] = 1.0
+    kv_transfer: Literal["at_end", "by_layers"] = "at_end"
 
 
 class PoolsConfig(ApartConfig):
