@@ -3,9 +3,10 @@
 274 of 1,602 such rows tell how many servers there were and on how many GPUs each, and 267 of these, in their id, with
 how many clients. A row is a pool of servers for prompts and one for decodes, each with its own tensor parallelism,
 data-parallel ranks and whole experts. Nothing is fitted. The file tells nothing else of the servers, so these are
-vLLM's as a user gets them: its scheduler, its defaults of seats and tokens a step, in front of which the least busy
-server gets a request, and a network of 400 Gbit/s for each GPU. SGLang's have the times of its kernels. Those of
-TensorRT-LLM are simulated as vLLM. Clients are InferenceX's: 10 requests each, lengths from 0.8 of those stated.
+vLLM's as a user gets them: its scheduler and its defaults of seats and tokens a step; the least busy server gets a
+request, over a network of 400 Gbit/s for each GPU. SGLang's and TensorRT-LLM's are simulated so, too, the latter with
+the times of its kernels; SGLang's were not timed for these models. Clients are InferenceX's, with lengths from 0.8 of
+those stated, and send 10 requests each, or 3 where that is more than 2,000.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pandas as pd
 
 from experiments import composed
 from experiments.board.point import FLEET, Found, Point, loop_throughput, refusal
-from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server, sglang_kernels
+from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server
 from harness.config import RunConfig
 from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig
 from harness.engines.resolving.fleet import resolve_fleet
@@ -35,9 +36,11 @@ from simulator.fleet_system import FleetSystem
 _LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"
 _KIMI = "moonshotai/Kimi-K2.5"
 _ASSUMED = "vLLM's defaults, the least busy server, 400 Gbit/s a GPU"
-_REQUESTS_PER_CLIENT = 10
+_MOST_CLIENTS = 1024  # whose simulation takes a minute
 _NODE = 8  # GPUs
 _RACKS = ("gb200", "gb300")  # up to 72 GPUs of which are one domain of NVLink
+_UNTIMED = "prefill and decode on different GPUs, for so many of which kernels or exchanges were not timed"
+_KERNELS = {"trtllm": "/trtllm/1.3.0rc20"}  # others: the newest of vLLM
 _CUT = "ranks of one server that each have a part of every expert"
 Selected = tuple[str, str, str, str]  # backend, model_path, precision, system
 
@@ -90,15 +93,15 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
     if not chosen or (server := _server(backend, model_path, precision, system)) is None:
         left_out.update(["no server is known for these rows"] * len(chosen))
         return Found([], left_out)
-    if backend == "sglang":
-        server = server._replace(more={"cost.profile": sglang_kernels(data, system)})
+    kernels = f"aiconfigurator:{data.resolve().parent}:{system}{_KERNELS.get(backend, '')}"
+    server = server._replace(more={"cost.profile": kernels})
     config = composed("fleet=disaggregated", "engine.compress=true", *_settings(server))
     found = []
     for row in chosen[::every]:
         try:
             found.append(_point(row, config, server))
         except TwinServeError as error:
-            left_out[refusal(error)] += 1
+            left_out[_UNTIMED if "cost.profile" in str(error) else refusal(error)] += 1
     return Found(found, left_out)
 
 
@@ -108,6 +111,8 @@ def unsimulated(row: Any) -> str:
         return "prefill and decode on different GPUs, on how many is not told"
     if np.isnan(row.clients):
         return "prefill and decode on different GPUs, the number of clients is not told"
+    if row.clients > _MOST_CLIENTS:
+        return f"prefill and decode on different GPUs, for more than {_MOST_CLIENTS:,} clients"
     for name in ("prefill", "decode"):
         gpus = getattr(row, f"{name}_tp_size") * getattr(row, f"{name}_attention_dp_size")
         if getattr(row, f"{name}_attention_dp_size") > 1 and getattr(row, f"{name}_moe_ep_size") != gpus:
@@ -162,7 +167,7 @@ def _point(row: Any, config: RunConfig, server: PublicServer) -> Point:
 def simulate(fleet: FleetSystem, row: Any, length_ratio: float) -> tuple[float, float]:
     """Mean TTFT and TPOT in ms of the closed loop of a row; raises ConfigError where not all requests are served."""
     clients = int(row.clients)
-    count, rng = _REQUESTS_PER_CLIENT * clients, np.random.default_rng(0)
+    count, rng = max(min(10 * clients, 2000), 3 * clients), np.random.default_rng(0)
     columns: dict[str, Any] = {"arrival_time": np.zeros(count)}
     for name, length in (("num_prompt_tokens", row.isl), ("num_output_tokens", row.osl)):
         columns[name] = rng.integers(max(1, round(length_ratio * length)), length + 1, count)
