@@ -127,6 +127,12 @@ def nanoseconds(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArr
     return values
 
 
+def are_dates(texts: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Which texts are ISO 8601 dates with times: bool."""
+    dates: npt.NDArray[np.bool_] = pc.match_substring_regex(texts, _TIMESTAMP).to_numpy(zero_copy_only=False)
+    return dates
+
+
 def timestamps(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
     """ISO 8601 dates with times, up to 9 fractional digits, read exactly: int64 nanoseconds since 1970."""
     sieve.reject(pc.equal(texts, "").to_numpy(zero_copy_only=False), f"{name} is missing")
