@@ -172,12 +172,13 @@ def _check_fleet(config: RunKeys) -> None:
         check_pools(config.fleet, config.replicas, config.engine, config.task, config.trace.n)
     most = min(config.model.num_layers, config.max_num_seqs)
     alone = isinstance(config.fleet, AlikeFleet) and config.pipeline_parallel_size == 1
-    check_ranks(
-        config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
-        steps_alone=alone and config.speculation.kind == "none",
-    )  # fmt: skip
-    if config.expert_parallel:
-        check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
+    if isinstance(config.fleet, AlikeFleet):  # a pool of others has a configuration of its own, with fleet=replicas
+        check_ranks(
+            config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
+            steps_alone=alone and config.speculation.kind == "none",
+        )  # fmt: skip
+        if config.expert_parallel:
+            check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
     check_changes(
         config.failures, config.autoscaler, config.fleet, config.num_servers, replicas=config.replicas,
         is_plain=config.engine.kind == "sim" and alone and config.data_parallel_size == 1 and not config.tiers.is_on,

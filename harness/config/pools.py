@@ -18,8 +18,8 @@ from harness.errors import ConfigError
 from simulator.handover import Role
 
 _SAME = (
-    "tensor_parallel_size", "pipeline_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens",
-    "gpu_memory_utilization", "num_blocks",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "quantization",
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_blocks",
 )  # fmt: skip
 
 
