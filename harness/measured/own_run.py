@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig, load
-from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MAX_SPAN_S,
@@ -29,6 +28,7 @@ from harness.results.stored import files as results
 from harness.results.tables import DECISIONS, Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace, rows_of
+from simulator.quantities import MAX_TOKENS
 
 SAMPLES = 500  # points in time at which the state is sampled
 _TIMES = ("first_scheduled_time", "first_token_time", "finish_time")

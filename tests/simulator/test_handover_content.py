@@ -87,10 +87,18 @@ class CheckedPort(Port):
 
     memory: Memory
 
-    def pull(self, sequence: Sequence, now_ns: int) -> None:
-        origin, source = self._origins[sequence.request_id]
+    def receive(self, request_id: int, began_ns: int, ended_ns: int) -> None:
+        self.check_origin(request_id)
+        super().receive(request_id, began_ns, ended_ns)
+
+    def check_origin(self, request_id: int) -> None:
+        origin, source = self._origins[request_id]
         assert isinstance(origin, CheckedPort)
-        origin.memory.check(source, sequence.request.num_prompt_tokens)
+        origin.memory.check(source, source.num_computed_tokens)
+
+    def pull(self, sequence: Sequence, now_ns: int) -> None:
+        if sequence.request_id not in self._received:  # whose origin may be free by now
+            self.check_origin(sequence.request_id)
         first = sequence.num_registered_blocks * self.memory.block_size  # what is shared may come with this step
         self.memory.write(sequence, first, sequence.request.num_prompt_tokens - 1)
         super().pull(sequence, now_ns)
@@ -110,7 +118,7 @@ def serve(case: Case, network: Network, local_tokens: int) -> list[Memory]:
     ports: list[CheckedPort] = []
     replicas = []
     for scheduler, memory in zip(schedulers, memories, strict=True):
-        ports.append(CheckedPort(network, 100, NoTransfers()))
+        ports.append(CheckedPort(network, 100, NoTransfers(), num_layers=4))
         ports[-1].memory = memory
         replicas.append(Replica(scheduler, FlatCost(10_000), memory, compress=False, transfers=ports[-1]))
     half = case.num_replicas // 2

@@ -8,6 +8,8 @@
          sessions.parquet   one row per session, of a trace with sessions
          vllm_bench.json    of a run against a server: as `vllm bench serve --save-result --save-detailed` writes it
          summary.json       settings and metrics; written last, so that where it is the folder is whole
+         spans.parquet      what each sequence did when, with sinks=otel
+         sent.json          where it was sent to (harness/sinks)
          failed.json        {"error": ...} instead, where a job of a sweep ended with an error
 """
 
@@ -15,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,8 @@ from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
-SESSIONS = "sessions.parquet"
-SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
+SESSIONS, SPANS = "sessions.parquet", "spans.parquet"
+SUMMARY, FAILED, INPUTS, SENT = "summary.json", "failed.json", "inputs.json", "sent.json"
 REPORT = "report.html"  # of a run, and of what any other task found
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 VALIDATED_LATENCIES, VALIDATED_LEVELS = "validation_latencies.parquet", "validation_levels.parquet"
@@ -61,7 +64,7 @@ _TEXTS = {
 }  # fmt: skip
 
 
-def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+def write_results(result: RunResult, summary: dict[str, Any], folder: Path, exports: Sequence[str] = ()) -> None:
     """Write the tables and the summary; each file is whole or absent, and the summary comes last.
 
     The summary of an earlier run is removed first, so that a mix of two runs cannot look whole.
@@ -78,7 +81,16 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> N
     if result.itls is not None:
         document = json.dumps(json_ready(vllm_document(result, summary, result.itls)), allow_nan=False)
         write_whole(folder / VLLM_JSON, lambda path: path.write_text(document, encoding="utf-8"))
+    for each in exports:
+        _write_export(each, result, summary, folder)
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _write_export(name: str, result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+    from harness.results.exports import export  # imported late, as most runs do without it
+
+    file, text = export(name, result, summary, time.time())
+    write_whole(folder / file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:

@@ -12,9 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.rows.sieve import RowSieve
-from simulator.quantities import RANGES
+from simulator.quantities import MAX_TOKENS, RANGES
 
 MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
@@ -133,6 +132,12 @@ def nanoseconds(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArr
     sieve.reject(~readable.to_numpy(zero_copy_only=False), f"{name} is not a whole number of nanoseconds")
     values: npt.NDArray[np.int64] = pc.cast(pc.if_else(readable, texts, "0"), pa.int64()).to_numpy()
     return values
+
+
+def are_dates(texts: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Which texts are ISO 8601 dates with times: bool."""
+    dates: npt.NDArray[np.bool_] = pc.match_substring_regex(texts, _TIMESTAMP).to_numpy(zero_copy_only=False)
+    return dates
 
 
 def timestamps(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:

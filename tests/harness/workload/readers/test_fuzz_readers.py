@@ -21,20 +21,14 @@ from harness.config import (
     ShareGptTrace,
     TraceArrival,
 )
-from harness.config.schema.workload import (
-    MAX_TOKENS,
-    BailianTrace,
-    OtelTrace,
-    ServeGenTrace,
-    TraceLabTrace,
-    WekaTrace,
-)
+from harness.config.schema.trace_files import BailianTrace, OtelTrace, ServeGenTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities
 from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
+from simulator.quantities import MAX_TOKENS
 from tests.harness.workload.readers.builders import (
     AZURE_2023,
     AZURE_2025,

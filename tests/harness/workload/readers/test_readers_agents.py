@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from harness.config import MooncakeTrace, TraceConfig
-from harness.config.schema.workload import MAX_TOKENS, OtelTrace, TraceLabTrace, WekaTrace
+from harness.config.schema.trace_files import OtelTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace
 from harness.workload.readers.calls import LONGEST
 from harness.workload.trace import Trace
+from simulator.quantities import MAX_TOKENS
 from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA
 
 
@@ -97,7 +98,8 @@ def test_turns_of_aiperf_go_on_from_all_that_was_said(tmp_path: Path) -> None:
 
 def test_sessions_of_aiperf_are_named_by_numbers_or_texts(tmp_path: Path) -> None:
     turn = {"input_length": 10, "output_length": 2}
-    lines = [{**turn, "session_id": name} for name in (0, 0, "", "", ["a"], ["a"], {}, None)]
+    names: list[object] = [0, 0, "", "", ["a"], ["a"], {}, None]
+    lines = [{**turn, "session_id": name} for name in names]
     assert mooncake(tmp_path / "a.jsonl", lines).table["session_id"].tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
     rounds = [{**TRACELAB[0], "session_id": name} for name in (["a"], ["a"])]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
