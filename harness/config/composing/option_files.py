@@ -71,20 +71,7 @@ def _load(sources: Sequence[ConfigSource], path: str) -> ConfigResult | None:
 
 def put(cfg: DictConfig, options: Mapping[str, tuple[str, DictConfig]]) -> None:
     """Chooses options: by group their names, and what `read_option` found of them."""
-    chosen = _segments(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         for group, (name, content) in options.items():
             cfg[group] = content
-            chosen[group] = {group: name}
-    cfg.hydra.runtime.choices = {name: option for each in chosen.values() for name, option in each.items()}
-
-
-def _segments(choices: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
-    """By group its option, and behind it those of the groups that its file names, which have a package."""
-    found: dict[str, dict[str, Any]] = {}
-    last: dict[str, Any] = {}
-    for name, option in choices.items():
-        if "@" not in name:
-            last = found[name] = {}
-        last[name] = option
-    return found
+            cfg.hydra.runtime.choices[group] = name
