@@ -94,7 +94,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UN
     """
     check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
-    if config.perfetto:
+    if config.perfetto or (config.sinks.otel and config.engine.kind != "openai"):
         engine.record.record_spans()
     try:
         watching = watch.serving(engine.record, len(trace.table), (engine.describe(), engine.step_times_from()))

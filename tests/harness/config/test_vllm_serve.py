@@ -193,7 +193,7 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
         (f"{SERVE} --speculative-config.method {'9' * 5000}", "needs num_speculative_tokens"),
         ("vllm serve", "names no model"),
         ("vllm serve Qwen/Qwen3-9B", "did you mean 'Qwen/Qwen3-"),
-        ("vllm serve Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "did you mean 'Qwen/Qwen3-235B-A22B'"),
+        ("vllm serve Qwen/Qwen3-235B-A22B-Chat-FP8", "did you mean 'Qwen/Qwen3-235B-A22B'"),
         ("vllm serve Owen/Qven3-8B", "did you mean 'Qwen/Qwen3-8B'"),
         ("python serve.py", "must be a command line that starts with vllm serve"),
         ("vllm serve 'Qwen", "not a command line"),
