@@ -27,6 +27,7 @@ from harness.config import RunConfig
 from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
+from simulator.importers.aiconfigurator.experts import TRITON, WITH_TRITON
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.models.experts import Experts
 from simulator.models.hardware import Device
@@ -101,9 +102,12 @@ def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
     changed = {"piecewise_graphs": {"steps": steps_table(HOST)}}
     for kernel, table in _kernels(sources.system, model, ranks):
         with suppress(ProfileError):  # the system lacks its times
-            other = _of_any_model(sources, kernel, model, ranks, device).tables[table]
-            if not other.equals(profile.tables[table]):
-                changed[kernel] = {table: other}
+            other, known = (
+                _of_any_model(sources, kernel, model, ranks, device).tables.get(table),
+                profile.tables.get(table),
+            )
+            if other is not None and (known is None or not other.equals(known)):
+                changed.setdefault(kernel, {})[table] = other
     return Entry(profile, changed)
 
 
@@ -124,17 +128,27 @@ def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]
     """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
     if ranks > 1:
         yield "separate_norms", "all_reduce"
-    if any(block.routes_ungrouped for _, block in model.of_kind(Experts)):
-        yield "routing_kernels", "tokens"
+    blocks = [block for _, block in model.of_kind(Experts)]
+    if any(block.routes_ungrouped for block in blocks):
+        yield from _of_experts("routing_kernels")
+    if any(block.float32_router for block in blocks):
+        yield "tf32_router", "tokens"
     match model.quantization.name:
         case "fp8":
             yield "static_scales", "tokens"
-        case "fp8_block" if model.first(Experts) and system in _HOPPER and ranks < 8:
-            yield "deepgemm", "tokens"
+        case "fp8_block" if blocks and system in _HOPPER and ranks < 8:
+            yield from _of_experts("deepgemm")
+        case "fp8_block" if blocks and system in WITH_TRITON:
+            yield from _of_experts(TRITON)
         case "nvfp4" if system in _OLD_PRODUCTS:
             yield _OLD, "tokens"
         case "mxfp4":
             yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
+
+
+def _of_experts(kernel: str) -> Iterator[tuple[str, str]]:
+    """Of experts that each rank has a part of, and of those that ranks share out whole."""
+    yield from ((kernel, "tokens"), (kernel, "experts"))
 
 
 def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Model, int]]:

@@ -28,7 +28,8 @@
     cutlass_fp4        NVFP4 products of FlashInfer's CUTLASS (pull request 22346) until CuTe DSL's of 0.22 (42235)
 
 Other kernels are not of a version: a checkpoint with `static_scales`, or a server that was told to run `marlin` or
-`mxfp4_mxfp8` for the experts of gpt-oss (`simulator.importers.aiconfigurator.experts`).
+`mxfp4_mxfp8` for the experts of gpt-oss or `triton_experts` in block-scaled FP8 on B200
+(`simulator.importers.aiconfigurator.experts`), or routers with inputs in TF32 (`tf32_router`).
 
 The front end takes 1.5 ms of work for a request (gpt-oss-20b on H100, 1,000 at once), 4.5 us for each token of its
 prompt, and 10 ms from client to engine (InferenceX, gpt-oss with few clients; ±50 %, assumed). In 0.11 a chat request
@@ -97,7 +98,7 @@ _VERSIONS = (
     VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False, True, "always", False, True),
     VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True, True),
 )
-OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
+OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8", "triton_experts", "tf32_router")
 KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", *_UNTIL_0_22, *OWN_CHOICES)
 
 

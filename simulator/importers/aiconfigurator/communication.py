@@ -71,8 +71,8 @@ def exchanges(database: Database) -> pd.DataFrame | None:
 
 def _collective(database: Database, name: str, ranks: int) -> MeasuredCurve | None:
     """NCCL's time of a collective over the bytes of all ranks; None if it was not measured."""
-    where = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
-    rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
+    rows = database.rows("comm", "nccl_perf", source="nccl", op_name=name, nccl_dtype="half", num_gpus=ranks)
+    rows = _in_bytes(rows)
     return None if rows.empty else measured_curve(rows, "num_bytes")[0]
 
 

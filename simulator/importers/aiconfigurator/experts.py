@@ -66,6 +66,11 @@ KERNELS = {
 }
 
 
+# Triton's experts, which vLLM 0.19 ran for block-scaled FP8, chosen by a kernel that was not timed with them. Later
+# versions run other kernels on Blackwell; a server may be told not to (VLLM_USE_FLASHINFER_MOE_FP8=0).
+TRITON, _OF_TRITON, WITH_TRITON = "triton_experts", "0.19.0", ("b200_sxm",)
+
+
 def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
     """Time of a layer's experts over tokens, and the number of outliers.
 
@@ -76,14 +81,16 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
         ProfileError: the database has no such times, or there is no such kernel.
     """
     name = model.format_of("experts").name
-    if kernel:
+    if kernel not in ("", TRITON):
         return _taken_over(database, model, ranks, kernel)
     if name not in _DTYPES:
         raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
     block = model.first(Experts)
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
-    rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=ranks)
+    rows = _rows(
+        database, _DTYPES[name], _shape(model, block), version=_version(database, name, kernel), moe_tp_size=ranks
+    )
     if rows.empty:
         raise ProfileError(
             f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "
@@ -93,7 +100,7 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     return measured_curve(rows, "num_tokens")
 
 
-def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
+def whole_experts(database: Database, model: Model, kernel: str = "") -> pd.DataFrame | None:
     """Time of a layer's experts where ranks share out whole ones, by ranks and the tokens of all of them; None if the
     database has no such times."""
     name, block = model.format_of("experts").name, model.first(Experts)
@@ -101,11 +108,21 @@ def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
         return None
     parts = []
     for ranks in (2, 4, 8, 16, 32):
-        rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=1, moe_ep_size=ranks)
+        version = _version(database, name, kernel)
+        rows = _rows(database, _DTYPES[name], _shape(model, block), version=version, moe_tp_size=1, moe_ep_size=ranks)
         if len(rows):
             thin = measured_curve(rows, "num_tokens")[0].thinned()
             parts.append(pd.DataFrame({"num_ranks": ranks, "num_tokens": thin.sizes, "time_us": thin.times_us}))
     return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _version(database: Database, quantization: str, kernel: str) -> str | None:
+    """The version of the tables that time a kernel; None where those of the database do."""
+    if kernel != TRITON:
+        return None
+    if quantization != "fp8_block" or database.system not in WITH_TRITON:
+        raise ProfileError(f"{database.system} has no times of {kernel} in {quantization}")
+    return _OF_TRITON
 
 
 def _shape(model: Model, block: Experts) -> tuple[int, ...]:
