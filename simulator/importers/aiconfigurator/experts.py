@@ -27,6 +27,7 @@ from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
+_BLOCK = 128  # rows and columns that share a scale in block-scaled FP8
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _DTYPES = {
     "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "int4_32": "int4_wo",
@@ -72,7 +73,8 @@ TRITON, _OF_TRITON, WITH_TRITON = "triton_experts", "0.19.0", ("b200_sxm",)
 
 
 def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
-    """Time of a layer's experts over tokens, and the number of outliers.
+    """Time of a layer's experts over tokens, and the number of outliers. Where blocks of FP8 cannot be split among so
+    many ranks, which vLLM refuses, that of whole experts.
 
     Args:
         kernel: one of KERNELS; "" is the kernel that vLLM chooses.
@@ -88,9 +90,10 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     block = model.first(Experts)
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
-    rows = _rows(
-        database, _DTYPES[name], _shape(model, block), version=_version(database, name, kernel), moe_tp_size=ranks
-    )
+    asked = database, _DTYPES[name], _shape(model, block)
+    rows = _rows(*asked, version=_version(database, name, kernel), moe_tp_size=ranks)
+    if rows.empty and name == "fp8_block" and block.intermediate_size // ranks % _BLOCK:
+        rows = _rows(*asked, moe_tp_size=1, moe_ep_size=ranks)
     if rows.empty:
         raise ProfileError(
             f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "

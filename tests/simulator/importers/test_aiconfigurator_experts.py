@@ -85,6 +85,20 @@ def test_what_was_not_timed_is_refused_by_name(changes: dict[str, Any], ranks: i
         experts(Tables(), resized(GPT_OSS, **changes), ranks, kernel)  # type: ignore[arg-type]
 
 
+def test_whole_experts_stand_in_where_blocks_cannot_be_split() -> None:
+    class Timed:
+        system, version = "made_up", "1.0"
+
+        def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+            times = {(2, 1): 30.0, (4, 1): 20.0, (1, 8): 15.0}
+            found = times.get((where["moe_tp_size"], where["moe_ep_size"]))
+            return pd.DataFrame({"num_tokens": [1, 8], "time_us": found}) if found else pd.DataFrame()
+
+    model = resized(GPT_OSS, moe_intermediate_size=1536, quantization=QUANTIZATIONS["fp8_block"])
+    times = [float(experts(Timed(), model, ranks)[0].at(1)) for ranks in (2, 4, 8)]  # type: ignore[arg-type]
+    assert times == [30.0, 20.0, 15.0], "1,536 / 8 is no multiple of 128"
+
+
 def test_padded_inputs_and_outputs_are_copied_by_one_kernel_each() -> None:
     assert copying_work(GPT_OSS, "mxfp4_mxfp8") == (2, 2 * (2880 + 3072) * 2)
     assert copying_work(GPT_OSS, "marlin") == copying_work(GPT_OSS, "") == (0, 0)
