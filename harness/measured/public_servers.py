@@ -13,7 +13,7 @@ on B200). The scripts are those of the days on which the rows were measured:
                2 November 2025, commit e06929c70: gptoss_fp4_*_docker.sh, vLLM 0.10.2, KV cache in 16 bits
                5 to 8 December 2025, commit 25506e87c: gptoss_fp4_h100_docker.sh, vLLM 0.11.2
     MiniMax    March and April 2026: minimaxm2.5_fp8_h100.sh (commit 1d5cae141), _h200.sh (a36346339, 1d5cae141),
-               _b200.sh (f342df18e, bddbf4031, 41ed82dc1), fp4_b200.sh (79bd988e9, 13962fcfa),
+               _b200.sh (f342df18e, bddbf4031, 41ed82dc1), fp4_b200.sh (08bcde8f1, 79bd988e9, 13962fcfa),
                fp8_b300.sh (340d7854c, 0c2467c15) and fp4_b300.sh (22d0f12f7, 633fd2377). Those of 0.17 and, on H200,
                0.18 ask for expert parallelism, whatever the rows say (`[ "$EP_SIZE" -ge 1 ]`)
     Kimi       commit 79a42e20a of March 2026, 6c3acebfa of April: kimik2.5_int4_h200.sh, int4_b200.sh, fp4_b200.sh and
@@ -145,6 +145,7 @@ _NIGHTLY = "nightly-5b8c30d62b754b57"  # of 25 March 2026, a week before 0.19.0
 _HOPPER = "script: 0.95 of the memory, defaults of vLLM"
 # The script asks for expert parallelism, whatever the rows say; the number of GPUs is that of each row.
 _WHOLE_EXPERTS = {"expert_parallel": "true", "tensor_parallel_size": "2"}
+_SEATS = 1024  # by default
 _BLACKWELL = "script: fp8 KV cache, two prompts a step, graphs up to 2,048 tokens"
 _TWO_PROMPTS: dict[str, Any] = {"kv_cache_dtype": "fp8", "tokens_beyond_prompt": "prompt", "max_graph_tokens": 2048}
 _NVIDIA = "likely aiconfigurator's generator and client"
@@ -213,19 +214,20 @@ SERVERS = (
     *(
         PublicServer(
             "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "h200", "minimax-m2.5", "fp8_block", version, _HOPPER,
-            row_version=version, gpu_memory_utilization=0.95, more=more,
+            row_version=version, gpu_memory_utilization=0.95, max_num_seqs=_SEATS, more=more,
         )
         for version, more in (("0.16.0", {}), ("0.18.0", _WHOLE_EXPERTS))
     ),
     PublicServer(
         "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0",
         "script: 0.95 of the memory, Triton's experts", kernels="triton_experts", row_version="0.17.0",
-        gpu_memory_utilization=0.95, more=_WHOLE_EXPERTS,
+        gpu_memory_utilization=0.95, max_num_seqs=_SEATS, more=_WHOLE_EXPERTS,
     ),
     *(
         PublicServer(
             f"MiniMax-M2.5 {precision.upper()}", _MINIMAX, precision, device, model, quantization, "0.19.0", _BLACKWELL,
-            kernels=kernels, row_version=row_version, row_day=day, ranks_from=ranks_from, **_TWO_PROMPTS,
+            kernels=kernels, row_version=row_version, row_day=day, ranks_from=ranks_from, max_num_seqs=_SEATS,
+            **_TWO_PROMPTS,
         )
         for precision, device, model, quantization, row_version, day, ranks_from, kernels in (
             ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.19.0", "2026-04-0", {}, ""),
@@ -235,10 +237,14 @@ SERVERS = (
             ("fp8", "b300", "minimax-m2.5", "fp8_block", _NIGHTLY, "", {}, ""),
             ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-0", {}, ""),
             ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-2", {1024: 256}, _TF32),
-            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", _NIGHTLY, "", {}, ""),
             ("fp4", "b300", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-1", {}, ""),
             ("fp4", "b300", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-2", {1024: 256, 8192: 256}, _TF32),
         )
+    ),
+    PublicServer(
+        "MiniMax-M2.5 FP4", _MINIMAX, "fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0",
+        "script: fp8 KV cache, 0.95 of the memory", "fp8", max_num_seqs=_SEATS, row_version=_NIGHTLY,
+        gpu_memory_utilization=0.95,
     ),
     *(
         PublicServer(
