@@ -27,7 +27,7 @@ from harness.config import RunConfig
 from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
-from simulator.importers.aiconfigurator.experts import TRITON, WITH_TRITON
+from simulator.importers.aiconfigurator.experts import timed_kernels
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.models.experts import Experts
 from simulator.models.hardware import Device
@@ -136,10 +136,9 @@ def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]
     match model.quantization.name:
         case "fp8":
             yield "static_scales", "tokens"
-        case "fp8_block" if blocks and system in _HOPPER and ranks < 8:
-            yield from _of_experts("deepgemm")
-        case "fp8_block" if blocks and system in WITH_TRITON:
-            yield from _of_experts(TRITON)
+        case "fp8_block" if blocks:
+            for kernel in (*(("deepgemm",) if system in _HOPPER and ranks < 8 else ()), *timed_kernels(system)):
+                yield from _of_experts(kernel)
         case "nvfp4" if system in _OLD_PRODUCTS:
             yield _OLD, "tokens"
         case "mxfp4":

@@ -41,7 +41,7 @@ from simulator.importers.aiconfigurator.communication import all_gather, all_red
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import TRITON, copying_work, experts, whole_experts
+from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
@@ -148,8 +148,8 @@ def _beside(database: Database, model: Model, chosen: list[str], sizes: Floats) 
 
 
 def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel: str) -> pd.DataFrame | None:
-    """Times of experts that ranks share out whole, of a kernel; None where it has none."""
-    if expert_kernel not in ("", TRITON, DEEP_GEMM):
+    """Times of experts that ranks share out whole, of a kernel; None where it has none of its own."""
+    if expert_kernel not in ("", TRITON, CUTLASS, DEEP_GEMM):
         return None
     shared_out = whole_experts(database, model, expert_kernel if expert_kernel == TRITON else "")
     if shared_out is None or expert_kernel != DEEP_GEMM:

@@ -85,8 +85,8 @@ class Database:
 
         Args:
             source: whose kernels were timed, if not the backend's: nccl, trtllm, sglang. The newest version that has
-                the table is read.
-            version: of the backend, if not that of the database or the newest before it.
+                the table is read, or `version`.
+            version: of the backend or source, if not that of the database or the newest before it.
         """
         folder = self._folder(family, source, table, version)
         if folder is None or not (path := folder / f"{table}.parquet").is_file():
@@ -110,7 +110,9 @@ class Database:
             there = [name for name in there if (parent / name / f"{table}.parquet").is_file()]
         if not there:
             return None
-        older = there if source else [name for name in there if _order(name) <= _order(version or self.version)]
+        if version in there:
+            return parent / version
+        older = there if source else [name for name in there if _order(name) <= _order(self.version)]
         return parent / (older[-1] if older else there[0])
 
 

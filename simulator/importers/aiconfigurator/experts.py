@@ -67,9 +67,16 @@ KERNELS = {
 }
 
 
-# Triton's experts, which vLLM 0.19 ran for block-scaled FP8, chosen by a kernel that was not timed with them. Later
-# versions run other kernels on Blackwell; a server may be told not to (VLLM_USE_FLASHINFER_MOE_FP8=0).
-TRITON, _OF_TRITON, WITH_TRITON = "triton_experts", "0.19.0", ("b200_sxm",)
+# Kernels of block-scaled FP8 that were timed for the sizes of each model, but not by the newest vLLM: where, the
+# versions of the tables, and on which systems.
+# Triton's were timed without the kernel that chooses experts. vLLM runs others on Blackwell, unless it is told not to
+# (VLLM_USE_FLASHINFER_MOE_FP8=0).
+# FlashInfer's CUTLASS on Hopper is TensorRT-LLM's runner of a mixture of experts, whose tables stand in for it.
+TRITON, CUTLASS = "triton_experts", "flashinfer_cutlass"
+_TIMED: dict[str, tuple[str | None, str, tuple[str, ...]]] = {
+    TRITON: (None, "0.19.0", ("b200_sxm",)),
+    CUTLASS: ("trtllm", "1.3.0rc20", ("h100_sxm", "h200_sxm")),
+}
 
 
 def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
@@ -83,7 +90,7 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
         ProfileError: the database has no such times, or there is no such kernel.
     """
     name = model.format_of("experts").name
-    if kernel not in ("", TRITON):
+    if kernel and kernel not in _TIMED:
         return _taken_over(database, model, ranks, kernel)
     if name not in _DTYPES:
         raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
@@ -91,7 +98,7 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
     asked = database, _DTYPES[name], _shape(model, block)
-    rows = _rows(*asked, version=_version(database, name, kernel), moe_tp_size=ranks)
+    rows = _rows(*asked, **_where(database, name, kernel), moe_tp_size=ranks)
     if rows.empty and name == "fp8_block" and block.intermediate_size // ranks % _BLOCK:
         rows = _rows(*asked, moe_tp_size=1, moe_ep_size=ranks)
     if rows.empty:
@@ -111,21 +118,27 @@ def whole_experts(database: Database, model: Model, kernel: str = "") -> pd.Data
         return None
     parts = []
     for ranks in (2, 4, 8, 16, 32):
-        version = _version(database, name, kernel)
-        rows = _rows(database, _DTYPES[name], _shape(model, block), version=version, moe_tp_size=1, moe_ep_size=ranks)
+        where = _where(database, name, kernel)
+        rows = _rows(database, _DTYPES[name], _shape(model, block), **where, moe_tp_size=1, moe_ep_size=ranks)
         if len(rows):
             thin = measured_curve(rows, "num_tokens")[0].thinned()
             parts.append(pd.DataFrame({"num_ranks": ranks, "num_tokens": thin.sizes, "time_us": thin.times_us}))
     return pd.concat(parts, ignore_index=True) if parts else None
 
 
-def _version(database: Database, quantization: str, kernel: str) -> str | None:
-    """The version of the tables that time a kernel; None where those of the database do."""
-    if kernel != TRITON:
-        return None
-    if quantization != "fp8_block" or database.system not in WITH_TRITON:
+def timed_kernels(system: str) -> list[str]:
+    """The kernels of block-scaled FP8 that older tables or those of other engines have on a system."""
+    return [name for name, (_, _, systems) in _TIMED.items() if system in systems]
+
+
+def _where(database: Database, quantization: str, kernel: str) -> dict[str, Any]:
+    """The tables that time a kernel; those of the database where it is vLLM's own choice."""
+    if not kernel:
+        return {}
+    if quantization != "fp8_block" or kernel not in timed_kernels(database.system):
         raise ProfileError(f"{database.system} has no times of {kernel} in {quantization}")
-    return _OF_TRITON
+    source, version, _ = _TIMED[kernel]
+    return {"source": source, "version": version}
 
 
 def _shape(model: Model, block: Experts) -> tuple[int, ...]:
