@@ -27,8 +27,8 @@ from harness.config import RunConfig
 from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
-from simulator.importers.aiconfigurator.experts import timed_kernels
 from simulator.importers.aiconfigurator.rules import HOST
+from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.experts import Experts
 from simulator.models.hardware import Device
 from simulator.models.model import Model
@@ -48,7 +48,6 @@ _FORMATS = ("none", "fp8", "fp8_block", "nvfp4")
 _OLD_PRODUCTS = {"b200_sxm": "/vllm/0.19.0"}  # tables of the kernel cutlass_fp4
 _OLD = "cutlass_fp4"
 _OF_OLD = (_OLD, "routing_kernels")  # of which a server has both, or none
-_HOPPER = ("h100_sxm", "h200_sxm")
 
 
 def main() -> None:
@@ -100,7 +99,9 @@ def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
     """The profile of a model, with the tables that other kernels change."""
     profile = open_profile(sources.name(), model, ranks, 256, device)
     changed = {"piecewise_graphs": {"steps": steps_table(HOST)}}
-    for kernel, table in _kernels(sources.system, model, ranks):
+    for kernel, table in kernels_of(sources.system, model, ranks):
+        if kernel == _OLD and sources.system not in _OLD_PRODUCTS:
+            continue
         with suppress(ProfileError):  # the system lacks its times
             other, known = (
                 _of_any_model(sources, kernel, model, ranks, device).tables.get(table),
@@ -122,32 +123,6 @@ def _of_any_model(sources: Sources, kernel: str, model: Model, ranks: int, devic
     if (sources, ranks) not in _all_reduces:
         _all_reduces[sources, ranks] = open_profile(sources.name(kernel), model, ranks, 256, device)
     return _all_reduces[sources, ranks]
-
-
-def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]:
-    """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
-    if ranks > 1:
-        yield "separate_norms", "all_reduce"
-    blocks = [block for _, block in model.of_kind(Experts)]
-    if any(block.routes_ungrouped for block in blocks):
-        yield from _of_experts("routing_kernels")
-    if any(block.float32_router for block in blocks):
-        yield "tf32_router", "tokens"
-    match model.quantization.name:
-        case "fp8":
-            yield "static_scales", "tokens"
-        case "fp8_block" if blocks:
-            for kernel in (*(("deepgemm",) if system in _HOPPER and ranks < 8 else ()), *timed_kernels(system)):
-                yield from _of_experts(kernel)
-        case "nvfp4" if system in _OLD_PRODUCTS:
-            yield _OLD, "tokens"
-        case "mxfp4":
-            yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
-
-
-def _of_experts(kernel: str) -> Iterator[tuple[str, str]]:
-    """Of experts that each rank has a part of, and of those that ranks share out whole."""
-    yield from ((kernel, "tokens"), (kernel, "experts"))
 
 
 def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Model, int]]:

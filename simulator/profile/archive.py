@@ -116,7 +116,7 @@ def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -
         for kernel in kernels:
             for name, member in found["kernels"][kernel].items():
                 changed = _csv(archive, member)
-                tables[name] = _merged(original[name], tables[name], changed) if name in tables else changed
+                tables[name] = merged(original[name], tables[name], changed) if name in tables else changed
     return tables
 
 
@@ -124,7 +124,7 @@ def _csv(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(archive.read(member)))
 
 
-def _merged(original: pd.DataFrame, table: pd.DataFrame, changed: pd.DataFrame) -> pd.DataFrame:
+def merged(original: pd.DataFrame, table: pd.DataFrame, changed: pd.DataFrame) -> pd.DataFrame:
     """`table` with the operators that `changed` has otherwise than `original`; all of `changed` where a table has no
     operators, or another kernel has changed nothing of it yet."""
     if table is original or "operator" not in table:

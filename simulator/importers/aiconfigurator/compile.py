@@ -10,6 +10,7 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
     aiconfigurator:h100_sxm+static_scales    FP8 checkpoints that hold the scales of activations
     aiconfigurator:h100_sxm+piecewise_graphs attention that is launched between pieces of CUDA graphs, as of old servers
+    aiconfigurator:h100_sxm+like_experts     experts that were not timed by others that are alike (`like_experts`)
     aiconfigurator:b200_sxm+routing_kernels  experts of MiniMax-M2 chosen by kernels beside theirs (`other_kernels`)
     aiconfigurator:b200_sxm+tf32_router      a router in float32 that rounds its inputs to TF32
 
@@ -43,6 +44,8 @@ from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
+from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
+from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
 from simulator.importers.aiconfigurator.other_kernels import choosing_us, float32_router, norm_exchange, routing_us
@@ -149,6 +152,8 @@ def _beside(database: Database, model: Model, chosen: list[str], sizes: Floats) 
 
 def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel: str) -> pd.DataFrame | None:
     """Times of experts that ranks share out whole, of a kernel; None where it has none of its own."""
+    if expert_kernel == LIKE_EXPERTS:
+        return whole_like_experts(database, model)
     if expert_kernel not in ("", TRITON, CUTLASS, DEEP_GEMM):
         return None
     shared_out = whole_experts(database, model, expert_kernel if expert_kernel == TRITON else "")
@@ -179,6 +184,8 @@ def _operators(
             curves[name] = _product(database, gemms, model, weights, device, rounds)
     if expert_kernel == DEEP_GEMM:
         curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
+    elif expert_kernel == LIKE_EXPERTS:
+        curves["experts"] = like_experts(database, model, ranks)
     elif expert_kernel or model.first(Experts):
         curves["experts"], _ = experts(database, model, ranks, expert_kernel)
     calls["experts"] = model.num_expert_layers
