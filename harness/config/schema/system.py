@@ -177,10 +177,10 @@ class ProfiledCost(ConfigModel):
 
     `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
     comes with the project; where none does, `roofline` prices. "auto+<kernel>", or several, names what the server ran
-    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, cutlass_fp4,
-    routing_kernels, static_scales, marlin, mxfp4_mxfp8. `calibration` is a file with fitted constants, `other_device`
-    as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
-    `median` prices all steps at their median.
+    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, flashinfer_cutlass,
+    cutlass_fp4, routing_kernels, static_scales, marlin, mxfp4_mxfp8, triton_experts, tf32_router. `calibration` is a
+    file with fitted constants, `other_device` as for roofline. `statistic=mean` prices decode steps at their mean,
+    which is what latencies add up; `median` prices all steps at their median.
     """
 
     kind: Literal["profiled"] = "profiled"
