@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ APART = {
 RANKS = {"decode_tp_size": 1, "decode_attention_dp_size": 4, "decode_moe_tp_size": 1, "decode_moe_ep_size": 4}
 
 
-def table(tmp_path: Path, *changes: dict[str, object]) -> Path:
+def table(tmp_path: Path, *changes: Any) -> Path:
     path = tmp_path / "rows.csv"
     pd.DataFrame([{**APART, **change} for change in changes]).to_csv(path, index=False)
     return path
