@@ -8,6 +8,8 @@ most 256 tokens of a rank; more go in several turns (VLLM_MOE_DP_CHUNK_SIZE).
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
@@ -42,6 +44,6 @@ def deep_ep_exchange(database: Database, model: Model, backend: str) -> pd.DataF
     return pd.DataFrame({"num_ranks": ranks, "num_bytes": num_bytes, "time_us": table["time_us"]})
 
 
-def _curve(database: Database, where: dict[str, object]) -> MeasuredCurve | None:
+def _curve(database: Database, where: dict[str, Any]) -> MeasuredCurve | None:
     rows = database.rows("comm", "moe_a2a_perf", **where)
     return None if rows.empty else measured_curve(rows.assign(time_us=rows["latency"]), "num_tokens")[0]

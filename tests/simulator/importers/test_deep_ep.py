@@ -21,7 +21,7 @@ def model(name: str, ranks: int = RANKS) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("backend", "name", "num_tokens"), [(HIGH_THROUGHPUT, "deepep_ht", 128), (LOW_LATENCY, "deepep_ll", 32)]
+    ("backend", "name", "num_tokens"), [(HIGH_THROUGHPUT, "deepep_ht", 128), (LOW_LATENCY, "deepep_ll", 48)]
 )
 def test_an_exchange_is_a_dispatch_and_a_combine(backend: str, name: str, num_tokens: int) -> None:
     found = shipped_exchange("h200_sxm", model("deepseek-v3"), backend)
