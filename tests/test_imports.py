@@ -20,7 +20,7 @@ CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
     "errors", "interrupts", "streams", "hub", "config", "workload", "results", "measured", "figures", "record",
-    "engines", "studies", "validation", "calibration", "api", "terminal", "jobs", "cli", "command",
+    "engines", "sinks", "studies", "validation", "calibration", "api", "terminal", "jobs", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "engines" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 

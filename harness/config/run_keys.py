@@ -1,6 +1,6 @@
 """The groups and top-level keys of a run, each checked on its own."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -12,6 +12,7 @@ from harness.config.schema.changes import AutoscalerConfig, FailureConfig
 from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, PoolConfig, RouterConfig
 from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
+from harness.config.schema.sinks import SinksConfig
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig
 from harness.config.schema.system import CostConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
@@ -39,6 +40,7 @@ class RunKeys(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    sinks: SinksConfig = Field(default_factory=SinksConfig)
     allocator: AllocatorConfig = Field(default_factory=PagedAllocator)
     speculation: SpeculationConfig = Field(default_factory=NoSpeculation)
     tiers: TiersConfig = Field(default_factory=TiersConfig)
@@ -66,6 +68,7 @@ class RunKeys(ConfigModel):
     verbose: bool = False
     plots: bool = True
     figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    exports: Annotated[tuple[Literal["aiperf", "guidellm", "inference_perf", "llm_d"], ...], Field(strict=False)] = ()
     perfetto: bool = False
     perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()

@@ -21,7 +21,7 @@ from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.drivers.lockstep import Ranks
-from simulator.handover import Network
+from simulator.handover import Network, prompt_of
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
@@ -302,3 +302,12 @@ def test_a_router_that_is_told_of_caches_knows_what_is_there_and_what_is_coming(
     simulate(trace, times, schedulers, STEP, rule=Told(NoOptions()))
     assert [servers[0] for servers in seen] == [(0, 0)] * 6
     assert [servers[1][0] for servers in seen] == [0, 16, 0, 16, 0, 0]
+
+
+def test_a_prompt_elsewhere_is_ranked_and_routed_as_its_request() -> None:
+    hashes, ranks = [1, 2], {"priority": -2, "tenant": 5, "session": 6, "deadline": 8, "reads_prefix_cache": False}
+    request = Request(3, 40, 4, 7, block_hashes=hashes, **ranks)  # type: ignore[arg-type]
+    prompt = prompt_of(request)
+    assert {name: getattr(prompt, name) for name in ranks} == ranks
+    assert (prompt.request_id, prompt.arrival_time, prompt.num_prompt_tokens, prompt.max_tokens) == (3, 7, 40, 1)
+    assert prompt.decodes_elsewhere and prompt.sequences[0].block_hashes == hashes

@@ -17,7 +17,7 @@ from harness.config import (
     SyntheticTrace,
     TraceConfig,
 )
-from harness.config.schema.workload import FileTrace
+from harness.config.schema.trace_files import FileTrace
 from harness.errors import ConfigError
 from harness.workload import agents, sampling
 from harness.workload.readers import (

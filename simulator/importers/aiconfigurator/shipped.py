@@ -87,6 +87,6 @@ def _compiled(
     if "piecewise_graphs" in kernels:
         tables["steps"] = steps_table(HOST)
         ran.append("piecewise_graphs")
-    source = {**profile.meta.source, "database": f"{system}/vllm", **({"server": ran} if ran else {})}
+    source = {**profile.meta.source, **({"server": ran} if ran else {})}
     buckets = graph_sizes(max_num_seqs, max_graph_tokens)
     return Profile(replace(profile.meta, source=source, token_buckets=buckets), tables)
