@@ -102,6 +102,7 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         return Found([], _left_out(data, selected, "pipeline, data or expert parallelism"))
     is_repeated = rows.rows.table.drop(columns="id").round(_DIGITS).duplicated().to_numpy()
     chosen, unsimulated = [], {**rows.rows.left_out}
+    unsimulated.pop(_APART, None)  # for which there is `apart`
     if is_repeated.any():
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
@@ -163,8 +164,8 @@ def _peer() -> dict[str, dict[str, float]]:
 
 
 def _left_out(data: Path, selected: Selected, reason: str) -> dict[str, int]:
-    """How many rows none of which can be simulated have prompts and decodes apart, and how many another `reason`."""
+    """How many rows cannot be simulated for this `reason`, but for those with prompts and decodes apart."""
     table = pd.read_csv(data)
     table = table[_of(table, selected)]
-    apart = int((table["mode"] != "agg").sum())
-    return {name: count for name, count in {_APART: apart, reason: len(table) - apart}.items() if count}
+    count = int((table["mode"] == "agg").sum())
+    return {reason: count} if count else {}

@@ -19,6 +19,10 @@ from simulator.vllm_versions import vllm_version
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
+ALL_GATHER: Literal["allgather_reducescatter"] = "allgather_reducescatter"
+All2AllBackend = Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"]
+
+
 class SimEngine(ConfigModel):
     """Discrete-event simulation.
 
@@ -36,6 +40,8 @@ class SimEngine(ConfigModel):
             --mem-fraction-static; null takes that of vllm_version.
         max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
             of the memory account and of profiles that come with the project.
+        all2all_backend: by which kernels data-parallel ranks that share out experts exchange tokens, as vLLM's
+            --all2all-backend: an all-gather and a reduce-scatter, its default, or DeepEP's.
     """
 
     kind: Literal["sim"] = "sim"
@@ -46,6 +52,7 @@ class SimEngine(ConfigModel):
     vllm_version: Text | None = None
     memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang"] | None = None
     max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
+    all2all_backend: All2AllBackend = ALL_GATHER
 
     @field_validator("vllm_version", mode="before")
     @classmethod
