@@ -9,7 +9,7 @@ from harness.config.schema.allocator import AllocatorConfig, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.schema.changes import AutoscalerConfig, FailureConfig
-from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, RouterConfig
+from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, PoolConfig, RouterConfig
 from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.sinks import SinksConfig
@@ -89,7 +89,7 @@ class RunKeys(ConfigModel):
         if isinstance(self.fleet, AlikeFleet):
             return self.num_servers * own[0] * own[1]
         return sum(
-            pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
+            self._ranks_of(pool) * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
             for pool in self.fleet.pools
         )
 
@@ -98,7 +98,10 @@ class RunKeys(ConfigModel):
         """Servers that requests are spread over, at most: with data-parallel ranks, each of these."""
         if isinstance(self.fleet, AlikeFleet):
             return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
-        return sum(each.replicas for each in self.fleet.pools)
+        return sum(map(self._ranks_of, self.fleet.pools))
+
+    def _ranks_of(self, pool: PoolConfig) -> int:
+        return pool.replicas * (pool.data_parallel_size or self.data_parallel_size)
 
     @property
     def num_expert_ranks(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.api.outputs import FinishReason
+from engine.api.prompts import check_token_ids
 from engine.core.hashing import extend_hashes
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Request, Sequence, SequenceStatus
@@ -105,7 +106,12 @@ class SimulatedBackend:
     # -- what the server asks for ---------------------------------------------------------------------------------
 
     async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
-        read = [self._words.encode(each) if isinstance(each, str) else each for each in prompts]
+        read = [
+            self._words.encode(each)
+            if isinstance(each, str)
+            else check_token_ids(each, self._vocab_size, f"prompts[{i}]")
+            for i, each in enumerate(prompts)
+        ]
         requests = [self._request(tokens, params, priority) for tokens in read]
         for request in requests:
             self._replica.scheduler.check(request)

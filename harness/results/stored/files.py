@@ -42,6 +42,7 @@ VALIDATED_STEPS = "validation_steps.parquet"
 VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
+_COLUMNS_OF_TEXT, _WHOLE = {"status", "error"}, {"request_id", "server", "lane", "step"}  # of the tables of a run
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
@@ -98,11 +99,10 @@ def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
     Raises TwinServeError where the folder or one of its files is missing or cannot be read.
     """
     summary = read_summary(folder)
-    gaps = read_table(folder / GAPS, ["value_s", "weight"])
     result = RunResult(
-        requests=read_table(folder / REQUESTS),
-        steps=read_table(folder / STEPS),
-        gaps=Gaps(gaps["value_s"].to_numpy(), gaps["weight"].to_numpy()),
+        requests=read_numbers(folder / REQUESTS),
+        steps=read_numbers(folder / STEPS),
+        gaps=read_gaps(folder),
         num_blocks=summary["num_blocks"],
         block_size=summary["block_size"],
         complete=summary["complete"],
@@ -161,7 +161,31 @@ def _is_pool(value: Any) -> bool:
 
 def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:
     """Some columns of the requests table in a result folder; raises TwinServeError where it cannot be read."""
-    return read_table(folder / REQUESTS, columns)
+    return read_numbers(folder / REQUESTS, columns)
+
+
+def read_gaps(folder: Path) -> Gaps:
+    """The gaps in a result folder; raises TwinServeError where they cannot be read."""
+    path = folder / GAPS
+    table = read_numbers(path, ["value_s", "weight"])
+    values, weights = table["value_s"].to_numpy(dtype=np.float64), table["weight"].to_numpy()
+    if weights.dtype.kind != "i" or not ((weights >= 0).all() and (values >= 0).all() and weights.sum() >= 0):
+        raise TwinServeError(f"{path}: value_s must be times, and weight how many gaps have each")
+    return Gaps(values, weights)
+
+
+def read_numbers(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """A table of a run, or some columns of it, of which all but the texts hold finite numbers, or NaN for what never
+    happened; raises TwinServeError where it cannot be read or holds something else."""
+    table = read_table(path, columns)
+    for name in table.columns:
+        if name in _COLUMNS_OF_TEXT or table.empty:
+            continue
+        values = table[name]
+        is_whole = name in _WHOLE or (name.startswith("num_") and path.name == STEPS)
+        if values.dtype.kind not in "iuf" or np.isinf(values).any() or (is_whole and values.isna().any()):
+            raise TwinServeError(f"{path}: no column of {'whole ' * is_whole}numbers: {name}")
+    return table
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
-from harness.workload.readers.calls import EARLY_S, Call, documents, moment, trace_of_calls
+from harness.workload.readers.calls import EARLY_S, LONGEST, Call, documents, moment, session_key, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 
@@ -30,7 +30,7 @@ class _Session:
     """
 
     id: Any
-    project: Any
+    project: str
     calls: list[Call] = field(default_factory=list)
     agents: list[tuple[float, float]] = field(default_factory=list)
     parent: _Session | None = None
@@ -49,10 +49,10 @@ def read(path: str, rules: RowRules) -> Trace:
         TraceError: the file cannot be read, is of another format, or has no usable row.
     """
     rounds: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for document in documents(path, _KEYS, "a TraceLab trace"):
-        rounds[document.get("session_id")].append(document)
+    for row, document in enumerate(documents(path, _KEYS, "a TraceLab trace")):
+        rounds[session_key(document.get("session_id"), row)].append(document)
     new_ids = count()
-    sessions = [_session(number, own, new_ids) for number, own in enumerate(rounds.values())]
+    sessions = [_session(number, key, own, new_ids) for number, (key, own) in enumerate(rounds.items())]
     sessions = [session for session in sessions if session.calls]
     _find_parents(sessions)
     for session in sessions:
@@ -64,8 +64,8 @@ def read(path: str, rules: RowRules) -> Trace:
     return trace_of_calls(calls, path, rules, "tracelab", block_size=BLOCK_SIZE, notes=notes)
 
 
-def _session(number: int, rounds: list[dict[str, Any]], new_ids: count[int]) -> _Session:
-    found = _Session(rounds[0].get("session_id"), rounds[0].get("project"))
+def _session(number: int, key: Any, rounds: list[dict[str, Any]], new_ids: count[int]) -> _Session:
+    found = _Session(key, str(rounds[0].get("project")))
     timed = [(times, each) for each in rounds if (times := _times(each)) is not None]
     last: Call | None = None
     for (start_s, end_s), each in sorted(timed, key=lambda pair: pair[0]):
@@ -90,7 +90,7 @@ def _find_parents(sessions: list[_Session]) -> None:
     """By ids, or else the session that called a tool for an agent just before, and had its answer just after. Each call
     of a tool has one sub-agent at most, the one that started first."""
     by_id = {session.id: session for session in sessions}
-    tools: dict[Any, list[tuple[float, float, _Session]]] = defaultdict(list)  # by project
+    tools: dict[str, list[tuple[float, float, _Session]]] = defaultdict(list)  # by project
     for session in sessions:
         tools[session.project] += [(*times, session) for times in session.agents]
     for session in sorted(sessions, key=lambda each: each.calls[0].start_s):
@@ -121,10 +121,15 @@ def _hang_below(session: _Session, parent: _Session) -> None:
         call.session = session.root.calls[0].session
 
 
-def _ids(prompt: Any, prefix: Any, earlier: list[int], new_ids: count[int]) -> list[int]:
-    """Ids of a prompt's full blocks: those of the prompt before it in the prefix that was cached, and new ones."""
+def _ids(prompt: Any, prefix: Any, earlier: list[int] | None, new_ids: count[int]) -> list[int] | None:
+    """Ids of a prompt's full blocks: those of the prompt before it in the prefix that was cached, and new ones.
+
+    None for a prompt that is too long.
+    """
+    if type(prompt) is int and prompt > LONGEST:
+        return None
     total, cached = ((each if type(each) is int and each > 0 else 0) // BLOCK_SIZE for each in (prompt, prefix))
-    shared = earlier[: min(total, cached)]
+    shared = (earlier or [])[: min(total, cached)]
     return [*shared, *islice(new_ids, total - len(shared))]
 
 
