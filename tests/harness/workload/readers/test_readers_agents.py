@@ -127,7 +127,8 @@ def test_turns_of_aiperf_go_on_from_all_that_was_said(tmp_path: Path) -> None:
 
 def test_sessions_of_aiperf_are_named_by_numbers_or_texts(tmp_path: Path) -> None:
     turn = {"input_length": 10, "output_length": 2}
-    lines = [{**turn, "session_id": name} for name in (0, 0, "", "", ["a"], ["a"], {}, None)]
+    names: list[object] = [0, 0, "", "", ["a"], ["a"], {}, None]
+    lines = [{**turn, "session_id": name} for name in names]
     assert mooncake(tmp_path / "a.jsonl", lines).table["session_id"].tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
     rounds = [{**TRACELAB[0], "session_id": name} for name in (["a"], ["a"])]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
