@@ -11,7 +11,7 @@ from harness.config.schema.fleet import AlikeFleet, check_pools, check_ranks, ch
 from harness.config.schema.metrics import SloConfig
 from harness.config.schema.speculation import check_fits
 from harness.config.schema.system import RealEngineConfig
-from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving
+from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving, check_sinks
 from harness.config.schema.tiers import check_offload
 
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
@@ -173,12 +173,13 @@ def _check_fleet(config: RunKeys) -> None:
         check_pools(config.fleet, config.replicas, config.engine, config.task, config.trace.n)
     most = min(config.model.num_layers, config.max_num_seqs)
     alone = isinstance(config.fleet, AlikeFleet) and config.pipeline_parallel_size == 1
-    check_ranks(
-        config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
-        steps_alone=alone and config.speculation.kind == "none",
-    )  # fmt: skip
-    if config.expert_parallel:
-        check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
+    if isinstance(config.fleet, AlikeFleet):  # a pool of others has a configuration of its own, with fleet=replicas
+        check_ranks(
+            config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
+            steps_alone=alone and config.speculation.kind == "none",
+        )  # fmt: skip
+        if config.expert_parallel:
+            check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
     check_changes(
         config.failures, config.autoscaler, config.fleet, config.num_servers, replicas=config.replicas,
         is_plain=config.engine.kind == "sim" and alone and config.data_parallel_size == 1 and not config.tiers.is_on,
@@ -203,6 +204,7 @@ def _check_tasks(config: RunKeys) -> None:
     check_profile(config.task, config.profile, config.engine, config.cost)
     check_measured(config.task, config.engine, config.validation, config.calibration, config.observe)
     check_searches(config.task, config.metrics.slo, config.capacity, config.search)
+    check_sinks(config.task, config.sinks)
     check_serving(config.task, config.serve, config.engine)
     reads = config.task in ("report", "plot")
     if reads and not config.results:

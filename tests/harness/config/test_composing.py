@@ -1,15 +1,19 @@
 """A composer that keeps merged files composes what Hydra composes."""
 
 import shlex
+from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.composing import composer
 from harness.config.composing.composer import Composer
 from tests.harness.builders import CONF
 
@@ -29,12 +33,14 @@ SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=o
 
 
 @pytest.fixture(scope="module")
-def loaders() -> tuple[ConfigLoader, Composer]:
+def loaders() -> Iterator[tuple[ConfigLoader, Composer]]:
     """Hydra's own and ours, neither of which has loaded anything."""
     with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        ours = GlobalHydra.instance().config_loader()
-    assert isinstance(ours, Composer)
-    return ours._loader, Composer(ours._loader)
+        loader = GlobalHydra.instance().config_loader()
+    plain = loader._loader if isinstance(loader, Composer) else loader
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composer, "_KEPT", defaultdict(composer._Kept))
+        yield plain, Composer(plain)
 
 
 def all_of(cfg: DictConfig) -> tuple[object, ...]:
@@ -49,6 +55,29 @@ def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, C
     expected = plain.load_configuration("config", shlex.split(line), RunMode.RUN)
     for _ in range(2):  # merged, and kept
         assert all_of(ours.load_configuration("config", shlex.split(line), RunMode.RUN)) == all_of(expected)
+
+
+def test_options_known_from_other_configurations_are_put_together_as_by_hydra(
+    loaders: tuple[ConfigLoader, Composer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ours = loaders
+    known = ["model=tiny trace=agentic speculation=draft_model", "scheduler=vllm_v0 device=l40s", "trace=synthetic"]
+    line = ["device=l40s", "speculation=draft_model", "trace=synthetic", "seed=2", "model=tiny"]
+    expected = all_of(plain.load_configuration("config", line, RunMode.RUN))
+    for each in known:
+        ours.load_configuration("config", each.split(), RunMode.RUN)
+    monkeypatch.setattr(plain, "load_configuration", None)
+    assert all_of(ours.load_configuration("config", line, RunMode.RUN)) == expected
+
+
+@pytest.mark.parametrize(
+    "option", ["experiment=vllm", "trace/lengths@trace.prompt=constant", "model@speculation.drafter=tiny"]
+)
+def test_a_choice_that_sets_more_than_its_group_is_not_put_together(
+    option: str, loaders: tuple[ConfigLoader, Composer]
+) -> None:
+    (override,) = OverridesParser.create().parse_overrides([option])
+    assert not loaders[1]._is_option(override)
 
 
 @pytest.mark.parametrize("line", SWEEPS)
