@@ -20,7 +20,15 @@ import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
-from experiments.inferencex.other_engines import DEVICES, ENGINES, of_sglang, other_server, sglang_kernels
+from experiments.inferencex.other_engines import (
+    DEVICES,
+    ENGINES,
+    of_sglang,
+    of_trtllm,
+    other_server,
+    sglang_kernels,
+    trtllm_kernels,
+)
 from experiments.inferencex.simulation import CaseRows
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
@@ -91,6 +99,8 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         server = None if place is None else SERVERS[place]
     elif (server := other_server(model_path, precision, system)) is not None and backend == "sglang":
         server = of_sglang(server, sglang_kernels(data, system) if cost == "profiled" else "")
+    elif server is not None and backend == "trtllm":
+        server = of_trtllm(server, trtllm_kernels(data, system, server) if cost == "profiled" else "")
     if server is None:
         reason = _UNDATED if _servers(selected) else "no server is known for these rows"
         return Found([], _left_out(data, selected, reason))
