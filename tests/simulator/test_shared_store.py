@@ -195,3 +195,5 @@ def test_a_store_of_any_size_is_made_at_once_and_once() -> None:
     tiers = Tiers(store=StoreTier(10**12, 1e9, num_servers=2))
     stores = stores_of([SimpleNamespace(tiers=tiers)] * 6)  # type: ignore[list-item]
     assert [stores.index(store) for store in stores] == [0, 0, 2, 2, 4, 4]
+    (store,) = stores_of([SimpleNamespace(tiers=Tiers(store=StoreTier(1, 1e9, eviction="fifo")))])  # type: ignore[list-item]
+    assert store is not None and not store.tier._refreshes

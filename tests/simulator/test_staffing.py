@@ -17,7 +17,7 @@ from engine.core.scaling import Autoscaler, Scaling
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from harness.record.recorder import Recorder
-from harness.workload.arrivals import OpenLoop
+from harness.workload.arrivals import ClosedLoop, OpenLoop
 from harness.workload.content import request_factory
 from simulator.arrivals import NEVER
 from simulator.fleet import Fleet
@@ -77,7 +77,7 @@ def serve(
 ) -> tuple[Ends, Staffing]:
     ends = Ends()
     trace = simple_trace(*lengths) if case is None else make_trace(case)
-    arrivals = OpenLoop(times) if case is None else make_arrivals(case, trace)
+    arrivals = make_arrivals(case, trace) if case else OpenLoop(times) if isinstance(times, np.ndarray) else times
 
     def new() -> Scheduler:
         ends.schedulers.append(make(4) if case is None else case.make_scheduler(trace))
@@ -233,3 +233,16 @@ def test_more_servers_at_once_and_fewer_after_a_while(metric: Any, values: list[
     target = 0.99 if metric == "slo" else 10.0
     scaler = Autoscaler(Scaling(metric, target, 1, 8, hold_readings=3))
     assert [scaler.desired(4, value) for value in values] == desired
+
+
+def test_servers_are_rounded_up_and_a_broken_slo_at_most_doubles_them() -> None:
+    assert Autoscaler(Scaling("requests", 10.0, 1, 100)).desired(4, 11.5) == 5
+    assert Autoscaler(Scaling("requests", 10.0, 1, 100, hold_readings=2)).desired(4, 1.0) == 4
+    by_slo = Autoscaler(Scaling("slo", 0.9, 1, 100))
+    assert [by_slo.desired(4, value) for value in (0.0, 0.94, 0.96)] == [8, 4, 3]
+
+
+def test_what_a_lost_request_brings_is_served() -> None:
+    lost = Changes((Failure(0, 2_500_000, MS),), retries=False)
+    ends, _ = serve(None, lost, None, num_servers=1, lengths=([4, 4], [5, 5]), times=ClosedLoop(2, 1))
+    assert ends.ended == [(0, 0, "lost"), (1, 0, "finished")]
