@@ -27,7 +27,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigResult
 from hypothesis import Phase, settings
 
-from harness.config.composing.composer import Composer, Merged
+from harness.config.composing.composer import Composer
+from harness.config.composing.merged_files import Merged
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 

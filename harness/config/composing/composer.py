@@ -3,11 +3,10 @@
 Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
 and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
 how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
-makes of these, and sets the other keys in a copy of it.
+makes of these (`merged_files.py`), and sets the other keys in a copy of it.
 """
 
 import os
-import pickle
 import re
 import threading
 from collections.abc import Sequence
@@ -28,20 +27,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.composing import registration as registration  # makes the option sets known to Hydra
 from harness.config.composing.conf_tree import CONF
-
-Merged = dict[tuple[object, ...], bytes]
+from harness.config.composing.merged_files import Merged, MergedFiles
 
 
 class Composer(ConfigLoader):
     """Composes as the loader of Hydra's that it is given. A file that changes after it was read is not read again.
 
     Args:
-        merged: what was merged before from the same files, which this one adds to.
+        merged: what was merged before in this process from the same files, which this one adds to.
     """
 
     def __init__(self, loader: ConfigLoader, merged: Merged | None = None) -> None:
         self._loader = loader
-        self._merged: Merged = {} if merged is None else merged
+        self._merged = MergedFiles(loader.get_sources(), merged)
         self._is_group: dict[str, bool] = {}
 
     def load_configuration(
@@ -62,9 +60,10 @@ class Composer(ConfigLoader):
             values = []  # they may depend on the values beside them
         choices = [line for each in parsed if each not in values and (line := each.input_line) is not None]
         key = (config_name, *how, *choices)
-        if key not in self._merged:
-            self._merged[key] = pickle.dumps(self._loader.load_configuration(config_name, choices, *how))
-        cfg: DictConfig = pickle.loads(self._merged[key])
+        if (cfg := self._merged.find(key)) is None:
+            self._merged.keep(key, self._loader.load_configuration(config_name, choices, *how))
+            cfg = self._merged.find(key)
+            assert cfg is not None
         try:
             for each in values:
                 OmegaConf.update(cfg, each.key_or_group, each.value(), merge=True)
