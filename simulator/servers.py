@@ -64,7 +64,7 @@ def stores_of(systems: Sequence[System]) -> list[SharedStore | None]:
 def make_port(system: System, network: Network, store: SharedStore | None = None) -> Port:
     """The link of a server to others. Of layers with a sliding window the little that they keep is not counted."""
     links = system.tiers.links(system.pool, system.tensor_parallel_size, store)
-    return Port(network, system.pool.block_bytes, links or NoTransfers())
+    return Port(network, system.pool.block_bytes, links or NoTransfers(), system.model.num_layers)
 
 
 def scheduler_of(system: System) -> Scheduler:

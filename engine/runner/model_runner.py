@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.models.blocks import CausalLM
 from engine.models.layers.parallel import TensorParallel
 from engine.runner.cache.block_transfers import BlockTransfers, side_stream
-from engine.runner.graphs.cuda_graphs import Capture, DecodeGraphs
+from engine.runner.graphs.cuda_graphs import Capture, DecodeGraphs, bucket_for
 from engine.runner.graphs.piece_graphs import PieceGraphs
 from engine.runner.inputs.chunk_inputs import PrefillInputs
 from engine.runner.inputs.decode_state import DecodeState
@@ -22,6 +22,7 @@ from engine.runner.inputs.step_inputs import StepInputs
 from engine.runner.staging import Staging, TokenBuffer
 from engine.runner.step_timer import StepTimer
 from engine.runner.step_tokens import StepTokens
+from engine.runner.warm_up import warm_attention
 from kernels.attention.backends import AttentionMetadata
 from kernels.decode_step import begin_decode, end_decode
 from kernels.sampling.logit_edits import RowLogprobs, edit_logits, token_logprobs
@@ -68,6 +69,7 @@ class ModelRunner:
         self._transfers = BlockTransfers(kv_cache, num_host_blocks, side_stream(self._device))
         self._tokens = TokenBuffer(max_steps, max_num_seqs * tokens_per_decode, self._device)
         self._timer = StepTimer(self._device)
+        self._padding_rows = torch.zeros(max_num_seqs, dtype=torch.int64, device=self._device)
         self._ended_ns = 0  # when the tokens of the last plan had come
         self._no_prefill = _empty_prefill(self._device)
         self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one
@@ -82,6 +84,14 @@ class ModelRunner:
     def kv_cache(self) -> Tensor:
         """[layers, 2, blocks, block_size, kv_heads, head_dim]"""
         return self._kv_cache
+
+    @torch.no_grad()
+    def warm_up(self, max_tokens: int) -> None:
+        """Run the attention of prompts of up to `max_tokens` tokens, beside up to `max_num_seqs` decodes, on a GPU:
+        no request shall wait until its kernels are compiled or loaded."""
+        if self._device.type == "cuda":
+            longest = min(max_tokens, self._max_model_len)
+            warm_attention(self._model, self._kv_cache, longest, self._max_model_len, self._state.tables.shape[0])
 
     @torch.no_grad()
     def capture_graphs(self) -> None:
@@ -203,9 +213,11 @@ class ModelRunner:
         if num_prompts + n == 0:
             return
         decodes = torch.arange(num_tokens, num_tokens + n, device=self._device)
+        padding = self._padding_rows[: self._num_padding_rows(num_prompts + n)]
+        rows = torch.cat([prefill.sampled_tokens, decodes, padding])
         sampled = self._draw(
             inputs.adjustments,
-            self._model.compute_logits(hidden[torch.cat([prefill.sampled_tokens, decodes])]),
+            self._model.compute_logits(hidden[rows])[: num_prompts + n],
             torch.cat([prompts.temperature, state.temperature[:n]]),
             torch.cat([prompts.top_k, state.top_k[:n]]) if inputs.uses_top_k else None,
             torch.cat([prompts.top_p, state.top_p[:n]]) if inputs.uses_top_p else None,
@@ -215,6 +227,13 @@ class ModelRunner:
         sampled = self._tp.from_rank_0(sampled)
         self._tokens.prompts[:num_prompts] = sampled[:num_prompts]
         self._store_tokens(n, sampled[num_prompts:])
+
+    def _num_padding_rows(self, num_rows: int) -> int:
+        """Rows that pad those to sample up to the size of a decode graph: its products are loaded, others take 10 to
+        30 ms when they run first."""
+        if self._graphs is None or num_rows > self._graphs.buckets[-1]:
+            return 0
+        return bucket_for(num_rows, self._graphs.buckets) - num_rows
 
     def _decode_model(self, num_rows: int, max_context: int) -> Tensor:
         """Hidden states of the last tokens of the first `num_rows` rows, whose contexts are at most `max_context`."""

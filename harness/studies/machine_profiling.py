@@ -70,7 +70,7 @@ def published_folder(device: str, model: str, num_ranks: int) -> Path:
 def _job(config: RunConfig, setup: Setup) -> Job:
     known = environment()
     return Job(
-        engine=replace(setup.engine, async_scheduling=False),  # each step is timed on its own
+        engine=setup.engine if setup.engine.device == "cuda" else replace(setup.engine, async_scheduling=False),
         model_config=setup.model,
         shape=model_shape(config.model, config.weight_format, setup.engine.kv_cache_dtype),
         weights=setup.weights,

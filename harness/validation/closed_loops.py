@@ -22,8 +22,9 @@ from rich.table import Table
 
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.vllm_balancer import VllmBalancer
-from engine.documents import user_path
+from engine.documents import read_yaml, user_path
 from harness.config import RunConfig
+from harness.config.composing.conf_tree import CONF
 from harness.config.schema.tasks.validation import ValidationConfig
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
@@ -127,7 +128,8 @@ def _servers(system: System) -> FleetSystem:
     if system.data_parallel_size == 1:
         return FleetSystem.alone(system)
     pool = ServerPool("serve", system, system.data_parallel_size)
-    return FleetSystem((pool,), VllmBalancer(NoOptions()), VllmBalancer.READING_NS)
+    delay_ms = read_yaml(CONF / "router" / "vllm_balancer.yaml")["view_delay_ms"]
+    return FleetSystem((pool,), VllmBalancer(NoOptions()), int(delay_ms * 1e6))
 
 
 def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:

@@ -142,7 +142,7 @@ def attend_tile(
         v = load_tile(v_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
         if converted:
             k, v = k.to(q.dtype), v.to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
+    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
     if bits > 0:
         scores *= k_scales[None, :]
     if causal:
@@ -152,11 +152,12 @@ def attend_tile(
         scores = tl.where(seen, scores, float("-inf"))
     elif not whole:
         scores = tl.where(inside[None, :], scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    # The scale is positive: it is applied to the maximum, and to the scores in the instruction that subtracts it.
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * qk_scale)
     reference = new_maximum
     if causal:  # a row may have seen no key so far: its weights are 0, not NaN
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    weights = tl.exp2(scores - reference[:, None])
+    weights = tl.exp2(scores * qk_scale - reference[:, None])
     shrink = tl.exp2(maximum - reference)
     total = total * shrink + tl.sum(weights, axis=1)
     if bits > 0:

@@ -6,6 +6,7 @@ Scales and quantised inputs of weights in float8 (e4m3) are those of `kernels.li
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -17,6 +18,8 @@ from kernels.linear.fp8_linear import (
     Block,
     fp8_linear_reference,
     inner_block,
+    load_inputs,
+    load_weights,
     multiplies_float8,
     quantize_tokens,
     scaled_product,
@@ -52,7 +55,6 @@ def plain_product(
     x_rows: Value,
     weight_rows: Value,
     row_mask: Value,
-    output_mask: Value,
     k_size: constexpr,
     block_m: constexpr,
     block_n: constexpr,
@@ -64,9 +66,8 @@ def plain_product(
     x_ptrs, w_ptrs = x_rows[:, None] + inner[None, :], weight_rows[None, :] + inner[:, None]
     acc = tl.zeros([block_m, block_n], tl.float32)
     for first in range(0, k_size, block_k):
-        k_mask = inner < k_size - first
-        x = tl.load(x_ptrs + first, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
-        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & output_mask[None, :], other=0.0)
+        x = load_inputs(x_ptrs, row_mask, first, inner, k_size, block_k)
+        w = load_weights(w_ptrs, first, inner, k_size, block_k)
         if interpreted:
             x, w = x.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(x, w, acc=acc, input_precision="tf32x3")
@@ -113,17 +114,22 @@ def grouped_gemm_kernel(
     row_mask = places < tl.load(expert_ends_ptr + expert)
     pairs = tl.load(order_ptr + places, mask=row_mask, other=0).to(tl.int64)
     rows = pairs // x_divisor
-    columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    first_column = tl.program_id(0) * block_n
+    columns = first_column + tl.arange(0, block_n)
     column_mask = columns < n_size
-    x_rows, weight_rows = x_ptr + rows * k_size, weight_ptr + (expert * n_size + columns) * k_size
+    # Columns beyond the last are computed as the last, and not stored.
+    known_columns = columns if n_size % block_n == 0 else tl.minimum(columns, n_size - 1)
+    x_rows, weight_rows = x_ptr + rows * k_size, weight_ptr + (expert * n_size + known_columns) * k_size
     if scale_columns == 0:
-        acc = plain_product(x_rows, weight_rows, row_mask, column_mask, k_size, block_m, block_n, block_k, interpreted)
+        acc = plain_product(x_rows, weight_rows, row_mask, k_size, block_m, block_n, block_k, interpreted)
     else:
         num_groups = (k_size + scale_columns - 1) // scale_columns
         scales = scales_ptr + expert * ((n_size + scale_rows - 1) // scale_rows) * num_groups
+        one_scale: constexpr = scale_rows % block_n == 0
+        scaled_rows = first_column if one_scale else known_columns
         acc = scaled_product(
-            x_rows, x_scales_ptr + rows * num_groups, weight_rows, scales + columns // scale_rows * num_groups,
-            row_mask, column_mask, k_size, scale_columns, quantized_x, block_m, block_n, block_k, interpreted,
+            x_rows, x_scales_ptr + rows * num_groups, weight_rows, scales + scaled_rows // scale_rows * num_groups,
+            row_mask, k_size, scale_columns, quantized_x, one_scale, block_m, block_n, block_k, interpreted,
         )  # fmt: skip
     if biased:
         acc += tl.load(bias_ptr + expert * n_size + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
@@ -134,6 +140,22 @@ def grouped_gemm_kernel(
 
 
 launch_grouped_gemm = Launcher(grouped_gemm_kernel)
+
+
+def expert_tile(block_m: int, element_bytes: int, is_hopper: bool) -> tuple[int, int, int]:
+    """(block_n, num_warps, num_stages) for tiles of block_m rows of inputs with `element_bytes`.
+
+    H100: 256 columns take 15 % less time than 128 for 128 rows, and in float8 128 columns 11 to 24 % less than 64 for
+    64 rows.
+    """
+    if block_m == 128:
+        return (256, 8, 3) if is_hopper else (128, 4, 3)
+    return (128 if block_m == 64 and element_bytes == 1 else 64), 4, 3
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def grouped_product(
@@ -165,12 +187,13 @@ def grouped_product(
         block_k = inner_block(scale_columns, rows.element_size())
     else:
         weight, block_k = experts, 64 if x.element_size() <= 2 else 32
-    block_n = 128 if block_m == 128 else 64
+    block_n, num_warps, num_stages = expert_tile(block_m, rows.element_size(), _is_hopper(x.device))
     launch_grouped_gemm(
         (ceil_div(n_size, block_n), routing.tile_experts.shape[0]),
         rows, x_scales, weight, scales, out, routing.order, routing.tile_experts, routing.tile_starts,
         routing.expert_ends, routing.weights, x if bias is None else bias,
         x_divisor=x_divisor, num_experts=num_experts, n_size=n_size, k_size=k_size, scale_rows=scale_rows,
         scale_columns=scale_columns, quantized_x=is_quantized, weighted=weighted, biased=bias is not None,
-        block_m=block_m, block_n=block_n, block_k=block_k, interpreted=INTERPRETED, num_warps=4, num_stages=3,
+        block_m=block_m, block_n=block_n, block_k=block_k, interpreted=INTERPRETED, num_warps=num_warps,
+        num_stages=num_stages,
     )  # fmt: skip

@@ -100,7 +100,8 @@ def sum_choices_kernel(down_ptr: Value, out_ptr: Value, top_k: constexpr, hidden
     mask = columns < hidden
     total = tl.zeros([block], tl.float32)
     for choice in tl.static_range(top_k):
-        total += tl.load(down_ptr + (token * top_k + choice) * hidden + columns, mask=mask, other=0.0)
+        down = tl.load(down_ptr + (token * top_k + choice) * hidden + columns, mask=mask, other=0.0)
+        total += down.to(tl.float32)
     tl.store(out_ptr + token * hidden + columns, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -127,7 +128,7 @@ def fused_moe_triton(
     gate_up = torch.empty(num_tokens * top_k, 2 * width, dtype=x.dtype, device=x.device)
     b13, b2, clamp = biases or (None, None, None)
     grouped_product(x.contiguous(), w13, gate_up, routing, top_k, False, block_m, b13)
-    down = torch.empty(num_tokens * top_k, hidden, dtype=torch.float32, device=x.device)
+    down = torch.empty(num_tokens * top_k, hidden, dtype=x.dtype, device=x.device)
     grouped_product(silu_and_mul(gate_up, clamp), w2, down, routing, 1, True, block_m, b2)
     block = min(next_power_of_2(hidden), 1024)
     grid = num_tokens, ceil_div(hidden, block)

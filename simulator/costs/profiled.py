@@ -97,9 +97,11 @@ class ProfiledCost:
         self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
         self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
         self._rest = rest_of(profile.tables.get("steps"))
-        # Our profiler times step after step. Planned ahead, the host's part of a step passes while the GPU computes.
+        # Where steps were timed one after the other and are planned ahead here, the host's part of a step passes while
+        # the GPU computes.
         # What goes with the times of a database is time in which the GPU waits between pieces of CUDA graphs.
-        self._hides_rest = is_async and bool(self._buckets) and "database" not in profile.meta.source
+        was_ahead = profile.meta.planned_ahead or "database" in profile.meta.source
+        self._hides_rest = is_async and bool(self._buckets) and not was_ahead
         is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.tables
         self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
         # A curve with a single point holds for steps of all sizes.

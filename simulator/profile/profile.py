@@ -108,6 +108,8 @@ class ProfileMeta:
             GPU waits for the host if its kernels are shorter.
         synchronous_step_us, synchronous_sequence_us: what a step, and each sequence that decodes in it, adds where the
             host plans a step after the one before it (no asynchronous scheduling); 0 where steps were timed that way.
+        planned_ahead: whether whole steps were timed with the next one planned and launched meanwhile; otherwise a
+            step was planned after the one before it.
         source: how it was measured: command, date, software, repeats.
     """
 
@@ -129,6 +131,7 @@ class ProfileMeta:
     eager_step_us: Annotated[float, _within("eager_step_us")] = 0.0
     synchronous_step_us: Annotated[float, _within("synchronous_step_us")] = 0.0
     synchronous_sequence_us: Annotated[float, _within("synchronous_sequence_us")] = 0.0
+    planned_ahead: bool = False
     source: dict[str, Any] = field(default_factory=dict)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -69,9 +69,19 @@ class _RunnerExecutor:
         self.num_host_blocks = rank.num_host_blocks
         self.block_bytes = rank.block_bytes
         self.backend_name = rank.backend_name
+        self._launched: deque[Callable[[], StepTokens]] = deque()
 
     def execute(self, inputs: StepInputs) -> StepTokens:
         return self._runner.execute(inputs)
+
+    def launch(self, inputs: StepInputs) -> None:
+        self._launched.append(self._runner.launch(inputs))
+
+    def collect(self) -> StepTokens:
+        return self._launched.popleft()()
+
+    def forget(self) -> None:
+        self._launched.clear()
 
     def close(self) -> None:
         """The runner belongs to the bench: there is nothing to close."""

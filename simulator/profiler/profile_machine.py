@@ -32,7 +32,7 @@ from simulator.profiler.samples import Clock, Samples
 from simulator.profiler.session import BudgetError, Progress, Session
 
 PARTIAL = "partial.json"
-_METHOD = 4  # raised whenever points are measured in another way, as samples of both ways must not be mixed
+_METHOD = 5  # raised whenever points are measured in another way, as samples of both ways must not be mixed
 
 
 class ProfilingError(ValueError):
@@ -185,6 +185,7 @@ def _meta(job: Job, bench: Bench, device: str, samples: Samples) -> ProfileMeta:
         prompt_buckets=limits.prompt_buckets,
         padded_heads=bool(limits.token_buckets),
         batched_prefill=bench.backend_name != "torch",  # which takes one chunk after the other
+        planned_ahead=job.engine.async_scheduling,
         source={
             **job.source,
             "driver": _driver(job.engine.device),

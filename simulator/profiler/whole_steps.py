@@ -1,9 +1,19 @@
-"""Whole steps of the real engine, its scheduler included, timed as a replay records them."""
+"""Whole steps of the real engine, its scheduler included, timed as a replay records them.
+
+With `async_scheduling` a step is planned and launched while the one before it runs, and lasts from the tokens of that
+one to its own. What the host does for a step with prompts may then delay the tokens of the step before it. So such a
+step is priced at what it adds to a series of decode steps:
+
+    recorded    | decode | decode | decode, whose tokens wait for a launch | prompts | decode |
+    added                         | the last three, less two decode steps                     |
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
@@ -11,7 +21,7 @@ from engine.api.llm_engine import LLMEngine
 from engine.api.step_report import StepReport
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig
-from engine.runner.executors.interface import Executor
+from engine.runner.executors.interface import Executor, LaunchingExecutor
 from engine.runner.inputs.step_inputs import StepInputs
 from engine.runner.step_tokens import StepTokens
 from engine.sampling_params import SamplingParams
@@ -21,6 +31,7 @@ from simulator.profiler.stopwatch import Undisturbed
 _NUM_DECODE_PLANS = 8
 MIDDLE_STEP = 5  # tokens by which contexts have grown at the middle one of the decode steps that are timed
 _NUM_PROMPTS = 3
+_NUM_ALONE = 3  # decode steps that tell what a step with prompts adds
 _LONG_VISIT_S = 0.3  # a visit that has lasted this long times no more prompts
 _STRIDE = 7
 _ROOM_TO_GROW = 64
@@ -32,13 +43,14 @@ def longest_context(max_model_len: int) -> int:
 
 
 class SkippingExecutor:
-    """Executes steps with `executor`, or pretends to execute them while `skip_prompts` is set.
+    """Executes steps with `executor`, but for steps of nothing but prompts while `skip_prompts` is set.
 
     A skipped prompt leaves its KV as it was, and steps take as long with any KV.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._launched: deque[StepTokens | None] = deque()  # those of skipped plans, None of others
         self.num_blocks = executor.num_blocks
         self.num_host_blocks = executor.num_host_blocks
         self.block_bytes = executor.block_bytes
@@ -46,14 +58,34 @@ class SkippingExecutor:
         self.skip_prompts = False
 
     def execute(self, inputs: StepInputs) -> StepTokens:
-        if not self.skip_prompts:
-            return self._executor.execute(inputs)
-        assert inputs.num_decodes == 0 and inputs.prefill is not None, "only steps of nothing but prompts are skipped"
-        num_prompts = len(inputs.prefill.sampled_tokens)
-        return StepTokens(np.zeros((inputs.num_steps, 0), np.int64), np.zeros(num_prompts, np.int64), 0, 0)
+        return self._skipped(inputs) or self._executor.execute(inputs)
+
+    def launch(self, inputs: StepInputs) -> None:
+        self._launched.append(skipped := self._skipped(inputs))
+        if skipped is None:
+            self._launcher.launch(inputs)
+
+    def collect(self) -> StepTokens:
+        return self._launched.popleft() or self._launcher.collect()
+
+    def forget(self) -> None:
+        self._launched.clear()
+        self._launcher.forget()
 
     def close(self) -> None:
         self._executor.close()
+
+    @property
+    def _launcher(self) -> LaunchingExecutor:
+        assert isinstance(self._executor, LaunchingExecutor)
+        return self._executor
+
+    def _skipped(self, inputs: StepInputs) -> StepTokens | None:
+        """Made-up tokens of a plan to skip; None for others."""
+        if not self.skip_prompts or inputs.num_decodes or inputs.prefill is None:
+            return None
+        num_prompts = len(inputs.prefill.sampled_tokens)
+        return StepTokens(np.zeros((inputs.num_steps, 0), np.int64), np.zeros(num_prompts, np.int64), 0, 0)
 
 
 class Steps:
@@ -112,14 +144,19 @@ class Steps:
                 break
             self._num_drawn += 1
             length = num_tokens - self._num_drawn * _STRIDE % max(1, num_tokens // 8)
-            prompts = [self._request(part) for part in self.split(length)]
+            prompts = [self._request(part, 1) for part in self.split(length)]
             kept.begin()
-            kept.add({str(length): run.step(*prompts)})
-            for prompt in prompts:
-                run.engine.abort(prompt.request_id)
+            kept.add({str(length): self._with(run, prompts, is_alone=not batch)})
             if batch:
                 run.step()
         return kept.times
+
+    def _with(self, run: _Run, prompts: list[Request], *, is_alone: bool) -> float:
+        """What a step of prompts takes, us."""
+        if is_alone or not self._config.async_scheduling:
+            return run.step(*prompts)
+        alone = [run.step() for _ in range(_NUM_ALONE)]
+        return run.step(*prompts) + run.step() + run.step() - 2 * median(alone)
 
     def split(self, num_tokens: int) -> list[int]:
         """The lengths of the fewest prompts that hold `num_tokens` tokens."""
@@ -140,10 +177,12 @@ class Steps:
             self._executor.skip_prompts = False
         return run
 
-    def _request(self, num_tokens: int) -> Request:
+    def _request(self, num_tokens: int, num_output: int | None = None) -> Request:
+        """A prompt; it generates as much as it can unless `num_output` says how much."""
         self._num_requests += 1
         tokens = self._rng.integers(0, self._vocab_size, num_tokens).tolist()
-        return Request(self._num_requests, num_tokens, self._max_model_len - num_tokens, token_ids=tokens)
+        most = self._max_model_len - num_tokens
+        return Request(self._num_requests, num_tokens, num_output or most, token_ids=tokens)
 
     @property
     def _params(self) -> SamplingParams:

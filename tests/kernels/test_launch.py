@@ -17,6 +17,10 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from kernels.attention import decode, prefill  # noqa: E402
+from kernels.attention.metadata import AttentionMetadata  # noqa: E402
+from kernels.attention.triton_backend import TritonBackend  # noqa: E402
+from kernels.cache.layer_kv import LayerKV  # noqa: E402
 from kernels.launch import Launcher  # noqa: E402
 from tests.kernels import stub_device  # noqa: E402
 
@@ -101,3 +105,52 @@ def test_devices_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(2):
             launch((2,), x, x, 0.5, 32, 3, x, width=16, flag=True)
         assert len(compiled) == 1 and len(compiled[0].launched) == 2
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_layers_launch_what_the_first_one_did(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of a step in four layers by one backend, and by a new one for each layer: the same kernels with the
+    same arguments, but for the addresses of scratch memory. One layer has an address that needs another kernel."""
+    compiled = stub_device.install(monkeypatch)
+    cache = torch.zeros(4, 2, 64, 16, 2, 32)
+    scales = torch.zeros(64)
+    step = AttentionMetadata(
+        slot_mapping=torch.zeros(303, dtype=torch.int64),
+        num_prefill_tokens=300,
+        cu_seqlens_q=torch.tensor([0, 300], dtype=torch.int32),
+        prefill_context_lens=torch.tensor([900], dtype=torch.int32),
+        prefill_block_tables=torch.zeros(1, 57, dtype=torch.int32),
+        max_seqlen_q=300,
+        max_prefill_context=900,
+        decode_context_lens=torch.tensor([500, 600, 700], dtype=torch.int32),
+        decode_block_tables=torch.zeros(3, 57, dtype=torch.int32),
+        max_decode_context=700,
+    )
+    device_limits = lambda _: (90, 132)  # noqa: E731
+    monkeypatch.setattr(decode, "device_limits", device_limits)
+    monkeypatch.setattr(prefill, "device_limits", device_limits)
+
+    def launched(backend: TritonBackend, layer: int) -> list[tuple[Any, ...]]:
+        q, out = torch.zeros(2, 303, 4, 32)
+        sinks = scales[4 * layer + (layer == 2) : 4 * layer + (layer == 2) + 4]
+        known = {"q": q, "keys": cache[layer, 0], "values": cache[layer, 1], "out": out, "sinks": sinks}
+        backend.forward(q, LayerKV(known["keys"], known["values"]), step, 0.5, out, window, sinks)
+        found = [(each, each.launched.pop(0)) for each in compiled for _ in range(len(each.launched))]
+        named = [(kernel, [_named(each, known) for each in addresses(values)]) for kernel, values in found]
+        return [(id(kernel), *values[:6], *values[9:]) for kernel, values in named]
+
+    backend = TritonBackend()
+    for layer in range(4):
+        repeated, made = launched(backend, layer), launched(TritonBackend(), layer)
+        assert repeated == made
+        assert len(made) == (2 if window else 4), "prompts and decodes, without a window in splits that are joined"
+
+
+def _named(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """An address as the tensor it lies in and the offset; None for one in no tensor."""
+    if not isinstance(value, int) or value < 1 << 20:
+        return value
+    for name, tensor in tensors.items():
+        if 0 <= (offset := value - tensor.data_ptr()) < tensor.numel() * tensor.element_size():
+            return name, offset
+    return None

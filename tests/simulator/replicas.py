@@ -149,7 +149,7 @@ def simulate(
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
         if num_prefill:
-            ports.append(Port(network, 100, transfers or NoTransfers()))
+            ports.append(Port(network, 100, transfers or NoTransfers(), num_layers=4))
             transfers = ports[-1]
         replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
     decoders = None

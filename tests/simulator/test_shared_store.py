@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.core.kv.shared_store import STORE, SharedStore
@@ -107,6 +107,13 @@ def serve(case: Case, num_blocks: int, bytes_per_s: float) -> list[TieredMemory]
 STORE_ONLY = OffloadOptions(num_store_blocks=1)
 
 
+NAMED_ON_BOTH_SERVERS = Case(  # a preemption names content that nobody else knows
+    options=SchedulerOptions(policy="admission_order", victim="spare_last"), block_size=1, extra_blocks=1,
+    max_num_seqs=3, max_num_batched_tokens=16, arrivals="burst", contents="hash_ids", max_lookahead_steps=1, seed=0,
+    num_replicas=2, offload=OffloadOptions(num_store_blocks=1, overlap=False),
+)  # fmt: skip
+
+
 @examples(12)
 @given(
     cases(
@@ -119,6 +126,7 @@ STORE_ONLY = OffloadOptions(num_store_blocks=1)
     st.sampled_from([3, 40, 10_000]),
     st.sampled_from([1e6, 1e9, 1e12]),
 )
+@example(NAMED_ON_BOTH_SERVERS, 10_000, 1e9)
 def test_nothing_is_read_that_was_not_written(case: Case, num_blocks: int, bytes_per_s: float) -> None:
     memories = serve(case, num_blocks, bytes_per_s)
     assert sum(memory.num_reads for memory in memories) > 0

@@ -39,6 +39,7 @@ class Ends:
     def __init__(self) -> None:
         self.ended: list[tuple[int, int, str]] = []  # request, server, how
         self.first_tokens: dict[int, int] = {}
+        self.arrivals: dict[int, int] = {}
         self.schedulers: list[Scheduler] = []
         self.num_steps = 0
 
@@ -55,6 +56,7 @@ class Ends:
                 for request in outcome.finished:
                     ends.ended.append((request.request_id, server, "finished"))
                     ends.first_tokens[request.request_id] = request.first_token_time
+                    ends.arrivals[request.request_id] = request.arrival_time
 
         return Noting()
 
@@ -145,6 +147,7 @@ def test_a_request_of_a_dead_server_begins_anew_on_another() -> None:
     dies = (Failure(0, 2_500_000),)
     ends, staffing = serve(None, Changes(dies), RoundRobin(NoOptions()), num_servers=2, lengths=one[0], times=one[1])
     assert ends.ended == [(0, 1, "finished")] and ends.first_tokens == {0: 3_500_000} and staffing.retried == {0}
+    assert ends.arrivals == {0: 0}, "it has waited since it came"
     assert staffing.counts == [Count(0, 2, 2), Count(2_500_000, 1, 1)]
     late, _ = serve(
         None, Changes((Failure(0, 5 * MS + MS // 2),)), RoundRobin(NoOptions()), num_servers=1, lengths=([4], [9]),

@@ -115,6 +115,7 @@ class Rank:
     def allocate(self, num_blocks: int) -> ModelRunner:
         """Allocate the KV cache, make the runner that uses it, and capture its steps."""
         runner = self._runner(num_blocks, self.num_host_blocks)
+        runner.warm_up(self._config.max_num_batched_tokens)
         runner.capture_graphs()
         return runner
 

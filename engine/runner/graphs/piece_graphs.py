@@ -28,8 +28,13 @@ from kernels.attention.backends import AttentionMetadata
 
 
 def token_sizes(max_tokens: int) -> list[int]:
-    """Numbers of tokens with graphs, ascending: 16, multiples of 32 up to 256, of 64 above, and `max_tokens`."""
-    sizes = {16, *range(32, 257, 32), *range(320, max_tokens, 64), max_tokens}
+    """Numbers of tokens with graphs, ascending: 16, multiples of 32 up to 256, of 64 up to 1024, of an eighth of the
+    power of two below from there on, and `max_tokens`."""
+    sizes = {16, *range(32, 257, 32), *range(320, 1025, 64), max_tokens}
+    power = 1024
+    while power < max_tokens:
+        sizes.update(range(power, 2 * power, power // 8))
+        power *= 2
     return sorted(size for size in sizes if size <= max_tokens)
 
 

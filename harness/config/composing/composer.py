@@ -3,13 +3,16 @@
 Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
 and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
 how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
-makes of these (`merged_files.py`), and sets the other keys in a copy of it.
+makes of these, for later processes too (`merged_files.py`), and sets the other keys in a copy of it.
 """
 
 import os
+import pickle
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import hydra._internal.hydra
 from hydra import initialize_config_dir
@@ -26,21 +29,32 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.composing import registration as registration  # makes the option sets known to Hydra
+from harness.config.composing.combining import Combiner
 from harness.config.composing.conf_tree import CONF
-from harness.config.composing.merged_files import Merged, MergedFiles
+from harness.config.composing.merged_files import Key, MergedFiles
+
+
+class _Kept:
+    """What was merged from the files of some folders."""
+
+    def __init__(self) -> None:
+        self.merged: dict[Key, bytes] = {}
+        self.combiners: defaultdict[Key, Combiner] = defaultdict(Combiner)
+
+
+_KEPT: defaultdict[str, _Kept] = defaultdict(_Kept)  # by folders
 
 
 class Composer(ConfigLoader):
-    """Composes as the loader of Hydra's that it is given. A file that changes after it was read is not read again.
+    """Composes as the loader of Hydra's that it is given. What is merged from the same folders serves all composers of
+    the process: a file that changes after it was read is not read again."""
 
-    Args:
-        merged: what was merged before in this process from the same files, which this one adds to.
-    """
-
-    def __init__(self, loader: ConfigLoader, merged: Merged | None = None) -> None:
+    def __init__(self, loader: ConfigLoader) -> None:
         self._loader = loader
-        self._merged = MergedFiles(loader.get_sources(), merged)
+        self._kept = _KEPT[str(loader.get_search_path())]
+        self._stored = MergedFiles(loader.get_sources())
         self._is_group: dict[str, bool] = {}
+        self._sets_its_group: dict[str, bool] = {}
 
     def load_configuration(
         self,
@@ -58,12 +72,7 @@ class Composer(ConfigLoader):
         values = [each for each in parsed if self._is_value(each)]
         if any(self._is_edit(each) for each in parsed):
             values = []  # they may depend on the values beside them
-        choices = [line for each in parsed if each not in values and (line := each.input_line) is not None]
-        key = (config_name, *how, *choices)
-        if (cfg := self._merged.find(key)) is None:
-            self._merged.keep(key, self._loader.load_configuration(config_name, choices, *how))
-            cfg = self._merged.find(key)
-            assert cfg is not None
+        cfg = self._chosen(config_name, [each for each in parsed if each not in values], how)
         try:
             for each in values:
                 OmegaConf.update(cfg, each.key_or_group, each.value(), merge=True)
@@ -71,6 +80,26 @@ class Composer(ConfigLoader):
         except (OmegaConfBaseException, KeyError):  # Hydra says what is wrong
             return self._loader.load_configuration(config_name, overrides, *how)
         return cfg
+
+    def _chosen(self, config_name: str | None, choices: Sequence[Override], how: tuple[Any, ...]) -> DictConfig:
+        """What the files make with these choices."""
+        lines = [str(each.input_line) for each in choices]
+        key = (config_name, *how, *lines)
+        if key not in self._kept.merged:
+            options = {each.key_or_group: str(each.input_line) for each in choices if self._is_option(each)}
+            others = [line for line in lines if line not in options.values()]
+            combiner = self._kept.combiners[config_name, *how, *others]
+            is_plain = len(options) + len(others) == len(lines)  # no group has two
+            cfg = combiner.combined(options) if is_plain else None
+            if cfg is None:
+                if (cfg := self._stored.find(key)) is None:
+                    cfg = self._loader.load_configuration(config_name, lines, *how)
+                    self._stored.keep(key, cfg)
+                if is_plain:
+                    combiner.add(options, cfg)
+            self._kept.merged[key] = pickle.dumps(cfg)
+        chosen: DictConfig = pickle.loads(self._kept.merged[key])
+        return chosen
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job of a sweep, with what was resolved for the sweep, such as its time."""
@@ -86,6 +115,22 @@ class Composer(ConfigLoader):
         if override.type != OverrideType.CHANGE or override.package is not None or override.is_sweep_override():
             return False
         return isinstance(override.value(), dict) or not self._is_of_group(override)
+
+    def _is_option(self, override: Override) -> bool:
+        """Whether an override chooses a file that sets its own group and nothing else."""
+        line, name = str(override.input_line), override.key_or_group
+        is_plain = override.type == OverrideType.CHANGE and override.package is None and "/" not in name
+        if not is_plain or override.is_sweep_override() or not self._is_of_group(override):
+            return False
+        if line not in self._sets_its_group:
+            path = f"{name}/{override.value()}"
+            files = [source.load_config(path) for source in self._loader.get_sources() if source.is_config(path)]
+            found = [f"{file.header.get('package')} {file.defaults_list}" for file in files]
+            is_known = bool(found)  # not in a folder of hydra.searchpath
+            self._sets_its_group[line] = is_known and all(
+                each.startswith("None ") and "_global_" not in each for each in found
+            )
+        return self._sets_its_group[line]
 
     def _is_edit(self, override: Override) -> bool:
         """Whether an override adds or deletes a key, or chooses the folders of the files."""
@@ -135,7 +180,6 @@ def _describe(cfg: DictConfig, overrides: Sequence[Override]) -> None:
 
 
 _ONE_AT_A_TIME = threading.Lock()  # Hydra keeps what it composes with in one place for all threads
-_composers: list[Composer] = []  # that of `compose`, once there is one
 
 
 def compose_once() -> None:
@@ -160,9 +204,8 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         instance.clear()
         try:
             with initialize_config_dir(version_base=None, config_dir=str(CONF), job_name="twinserve"):
-                if not _composers:
-                    loader = GlobalHydra.instance().config_loader()
-                    _composers.append(loader if isinstance(loader, Composer) else Composer(loader))
-                return _composers[0].load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
+                loader = GlobalHydra.instance().config_loader()
+                composer = loader if isinstance(loader, Composer) else Composer(loader)
+                return composer.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
         finally:
             GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one

@@ -1,4 +1,4 @@
-"""What Hydra merged, kept in memory and in the user's cache folder: merging some thirty files takes 0.2 s, reading what
+"""What Hydra merged, kept in the user's cache folder: merging some thirty files takes 0.2 s, reading what
 was made of them 5 ms.
 
 An entry is found by the choices of options, by what all files of the search path were when they were merged (name,
@@ -22,7 +22,6 @@ from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig
 
 Key = tuple[object, ...]
-Merged = dict[Key, bytes]
 _MOST = 100  # files in the cache folder, of about 32 kB each
 _FORMAT = 1
 
@@ -30,22 +29,22 @@ _FORMAT = 1
 class MergedFiles:
     """Configurations by how and with which choices Hydra merged them, from the files of `sources`."""
 
-    def __init__(self, sources: Sequence[ConfigSource], known: Merged | None = None) -> None:
+    def __init__(self, sources: Sequence[ConfigSource]) -> None:
         self._sources = sources
-        self._known: Merged = {} if known is None else known
 
     def find(self, key: Key) -> DictConfig | None:
-        """A copy of one's own; None if Hydra has not merged these files before."""
-        if key not in self._known and (stored := _read(self._path(key))) is not None:
-            self._known[key] = stored
-        return pickle.loads(self._known[key]) if key in self._known else None
+        """What Hydra merged from these files before, as they are now; None if nothing is there."""
+        stored = _read(self._path(key))
+        try:
+            return None if stored is None else pickle.loads(stored)
+        except Exception:  # a damaged file can raise anything; it is written anew
+            return None
 
     def keep(self, key: Key, cfg: DictConfig) -> None:
-        self._known[key] = pickle.dumps(cfg)
         if cfg.hydra.searchpath:
             return  # it was merged from files that are not among the sources
         with suppress(OSError):  # without a folder to write to, it is merged again next time
-            _write(self._path(key), self._known[key])
+            _write(self._path(key), pickle.dumps(cfg))
 
     def _path(self, key: Key) -> Path:
         return _folder() / f"{hashlib.sha256(repr((key, self._state())).encode()).hexdigest()}.pickle"

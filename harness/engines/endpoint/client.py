@@ -54,9 +54,11 @@ class Client:
         try:
             models = await self.get_json("/v1/models")
             self.model = models["data"][0]["id"]
+            if not isinstance(self.model, str):
+                raise TypeError("a name is text")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ConfigError(f"engine.endpoint={self.root}: {self.hidden(_reason(error))}") from None
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             raise ConfigError(f"engine.endpoint={self.root}: tells no model at /v1/models; give engine.model") from None
 
     async def close(self) -> None:
@@ -118,7 +120,7 @@ class Client:
             kind = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "disconnected"
             answer.error = f"{kind}: {_reason(error)}"
             may_repeat = answer.first_ns is None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             answer.error = f"unreadable: {error}"
         if answer.error is not None:
             answer.error = self.hidden(answer.error)
@@ -141,7 +143,7 @@ class Client:
         text = await response.text()
         try:
             return self.hidden(message_of(json.loads(text)))
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.hidden(message_of(text))
 
     def hidden(self, text: str) -> str:

@@ -126,7 +126,7 @@ class RouterServer:
         data = await http.body()
         try:
             request = _request(next(self._numbers), json.loads(data), http.headers.get("x-session-id"))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             return _error(400, f"the body cannot be read: {error}")
         headers = {key: http.headers[key] for key in ("authorization", "content-type") if key in http.headers}
         while (server := self.choose(request)) is not None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import count, islice
 from typing import Any
 
-from harness.workload.readers.calls import Call, documents, moment, trace_of_calls
+from harness.workload.readers.calls import LONGEST, Call, documents, moment, session_key, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 
@@ -25,8 +25,8 @@ def read(path: str, rules: RowRules) -> Trace:
         TraceError: the file cannot be read, is of another format, or has no usable row.
     """
     rounds: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for document in documents(path, _KEYS, "a TraceLab trace"):
-        rounds[document.get("session_id")].append(document)
+    for row, document in enumerate(documents(path, _KEYS, "a TraceLab trace")):
+        rounds[session_key(document.get("session_id"), row)].append(document)
     new_ids = count()
     calls: list[Call] = []
     for session, own in enumerate(rounds.values()):
@@ -41,10 +41,15 @@ def read(path: str, rules: RowRules) -> Trace:
     return trace_of_calls(calls, path, rules, "tracelab", block_size=BLOCK_SIZE, notes=[_NOTE])
 
 
-def _ids(prompt: Any, prefix: Any, earlier: list[int], new_ids: count[int]) -> list[int]:
-    """Ids of a prompt's full blocks: those of the prompt before it in the prefix that was cached, and new ones."""
+def _ids(prompt: Any, prefix: Any, earlier: list[int] | None, new_ids: count[int]) -> list[int] | None:
+    """Ids of a prompt's full blocks: those of the prompt before it in the prefix that was cached, and new ones.
+
+    None for a prompt that is too long.
+    """
+    if type(prompt) is int and prompt > LONGEST:
+        return None
     total, cached = ((each if type(each) is int and each > 0 else 0) // BLOCK_SIZE for each in (prompt, prefix))
-    shared = earlier[: min(total, cached)]
+    shared = (earlier or [])[: min(total, cached)]
     return [*shared, *islice(new_ids, total - len(shared))]
 
 

@@ -10,6 +10,7 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
     aiconfigurator:h100_sxm+static_scales    FP8 checkpoints that hold the scales of activations
     aiconfigurator:h100_sxm+piecewise_graphs attention that is launched between pieces of CUDA graphs, as of old servers
+    aiconfigurator:h100_sxm+like_experts     experts that were not timed by others that are alike (`like_experts`)
     aiconfigurator:b200_sxm+routing_kernels  experts of MiniMax-M2 chosen by kernels beside theirs (`other_kernels`)
 
 and the tables of the profile are made from
@@ -42,6 +43,8 @@ from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
+from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
+from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
 from simulator.importers.aiconfigurator.other_kernels import float32_router, norm_exchange, with_routing
@@ -96,7 +99,8 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         reduced, dropped = all_reduce(database, tensor_parallel_size, most_fused)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
-    if (shared_out := whole_experts(database, model)) is not None:
+    shared_out = (whole_like_experts if expert_kernel == LIKE_EXPERTS else whole_experts)(database, model)
+    if shared_out is not None:
         tables["experts"] = shared_out
         if (exchanged := exchanges(database)) is not None:
             tables["exchange"] = exchanged
@@ -152,6 +156,8 @@ def _operators(
             curves[name] = _product(database, gemms, model, weights, device)
     if expert_kernel == DEEP_GEMM:
         curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
+    elif expert_kernel == LIKE_EXPERTS:
+        curves["experts"] = like_experts(database, model, ranks)
     elif expert_kernel or model.first(Experts):
         curves["experts"], _ = experts(database, model, ranks, expert_kernel)
     calls["experts"] = model.num_expert_layers

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
@@ -85,7 +86,7 @@ class Database:
             source: whose kernels were timed, if not the backend's: nccl, trtllm, sglang. The newest version that has
                 the table is read.
         """
-        folder = self._folder(family, source, table)
+        folder = self.folder(family, source, table)
         if folder is None or not (path := folder / f"{table}.parquet").is_file():
             return pd.DataFrame(columns=["time_us"])
         rows = _read_rows(path, path.stat().st_mtime_ns, tuple(where.items()))
@@ -93,13 +94,13 @@ class Database:
         self.num_rows += len(rows)
         if source is None and len(rows) and "device" in rows.columns:
             self.device = str(rows["device"].iloc[0])
-        return rows.assign(time_us=1e3 * rows["latency"])
+        return rows.assign(time_us=1e3 * rows["latency"].astype(np.float64))
 
     def of_system(self, system: str) -> Database:
         """The tables of the same version of another system."""
         return Database(self._root, system, self.backend, self.version)
 
-    def _folder(self, family: str, source: str | None, table: str) -> Path | None:
+    def folder(self, family: str, source: str | None, table: str) -> Path | None:
         """The folder of a family: of the version asked for, or else of the newest version before it, or the first."""
         parent = self._data / family / (source or self.backend)
         there = _versions(parent)

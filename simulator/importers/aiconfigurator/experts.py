@@ -75,22 +75,27 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     Raises:
         ProfileError: the database has no such times, or there is no such kernel.
     """
-    name = model.format_of("experts").name
     if kernel:
         return _taken_over(database, model, ranks, kernel)
-    if name not in _DTYPES:
-        raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
-    block = model.first(Experts)
+    dtype, block = dtype_of(model), model.first(Experts)
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
-    rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=ranks)
+    rows = _rows(database, dtype, _shape(model, block), moe_tp_size=ranks)
     if rows.empty:
         raise ProfileError(
-            f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "
+            f"{database.system}/{database.version} has no experts in {dtype} of "
             f"hidden_size={model.hidden_size}, moe_intermediate_size={block.intermediate_size}, "
             f"{block.num_used} of {block.num_experts}, on {ranks} GPUs"
         )
     return measured_curve(rows, "num_tokens")
+
+
+def dtype_of(model: Model) -> str:
+    """The format of the model's experts, as the database calls it; raises ProfileError if it has none in it."""
+    name = model.format_of("experts").name
+    if name not in _DTYPES:
+        raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
+    return _DTYPES[name]
 
 
 def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
@@ -127,11 +132,16 @@ def _taken_over(database: Database, model: Model, ranks: int, name: str) -> tupl
     fixed_us = float(rows["time_us"].min())
     weights = block.num_experts * _weights(kernel, model.hidden_size, block.intermediate_size // ranks)
     weights_timed = kernel.num_experts * _weights(kernel, kernel.hidden_size, kernel.intermediate_size // ranks)
-    times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights / weights_timed
     share = block.num_used / block.num_experts
     share_timed = kernel.num_experts_per_token / kernel.num_experts
-    stretched = MeasuredCurve(timed.sizes * share_timed / share, times)
-    return MeasuredCurve(timed.sizes, stretched.at(timed.sizes)), num_dropped
+    return stretched(timed, fixed_us, weights / weights_timed, share / share_timed), num_dropped
+
+
+def stretched(timed: MeasuredCurve, fixed_us: float, weights: float, share: float) -> MeasuredCurve:
+    """Times over tokens of experts with `weights` times the weights of those that were timed, and of which a token uses
+    `share` times the share; `fixed_us` of each time does not grow."""
+    times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights
+    return MeasuredCurve(timed.sizes, MeasuredCurve(timed.sizes / share, times).at(timed.sizes))
 
 
 def copying_work(model: Model, kernel: str) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """A composer that keeps merged files composes what Hydra composes."""
 
+import os
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +10,12 @@ import pytest
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.composing import composer
 from harness.config.composing.composer import Composer
 from tests.harness.builders import CONF
 
@@ -38,12 +42,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def loaders() -> tuple[ConfigLoader, Composer]:
+def loaders() -> Iterator[tuple[ConfigLoader, Composer]]:
     """Hydra's own and ours, neither of which has loaded anything."""
     with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        ours = GlobalHydra.instance().config_loader()
-    assert isinstance(ours, Composer)
-    return ours._loader, Composer(ours._loader)
+        loader = GlobalHydra.instance().config_loader()
+    plain = loader._loader if isinstance(loader, Composer) else loader
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composer, "_KEPT", defaultdict(composer._Kept))
+        yield plain, Composer(plain)
 
 
 def all_of(cfg: DictConfig) -> tuple[object, ...]:
@@ -58,6 +64,29 @@ def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, C
     expected = plain.load_configuration("config", shlex.split(line), RunMode.RUN)
     for _ in range(2):  # merged, and kept
         assert all_of(ours.load_configuration("config", shlex.split(line), RunMode.RUN)) == all_of(expected)
+
+
+def test_options_known_from_other_configurations_are_put_together_as_by_hydra(
+    loaders: tuple[ConfigLoader, Composer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, ours = loaders
+    known = ["model=tiny trace=agentic speculation=draft_model", "scheduler=vllm_v0 device=l40s", "trace=synthetic"]
+    line = ["device=l40s", "speculation=draft_model", "trace=synthetic", "seed=2", "model=tiny"]
+    expected = all_of(plain.load_configuration("config", line, RunMode.RUN))
+    for each in known:
+        ours.load_configuration("config", each.split(), RunMode.RUN)
+    monkeypatch.setattr(plain, "load_configuration", None)
+    assert all_of(ours.load_configuration("config", line, RunMode.RUN)) == expected
+
+
+@pytest.mark.parametrize(
+    "option", ["experiment=vllm", "trace/lengths@trace.prompt=constant", "model@speculation.drafter=tiny"]
+)
+def test_a_choice_that_sets_more_than_its_group_is_not_put_together(
+    option: str, loaders: tuple[ConfigLoader, Composer]
+) -> None:
+    (override,) = OverridesParser.create().parse_overrides([option])
+    assert not loaders[1]._is_option(override)
 
 
 @pytest.mark.parametrize("line", SWEEPS)
@@ -98,11 +127,18 @@ def test_another_process_takes_what_was_merged_until_a_file_changes(
 ) -> None:
     file = tmp_path / "config.yaml"
     with initialize_config_dir(config_dir=str(tmp_path), version_base=None, job_name="twinserve"):
-        ours = GlobalHydra.instance().config_loader()
-        assert isinstance(ours, Composer)
-        for value in (1, 22):
-            file.write_text(f"a: {value}")
-            assert Composer(ours._loader).load_configuration("config", [], RunMode.RUN).a == value
-        with monkeypatch.context() as patch:
-            patch.setattr(ours._loader, "load_configuration", None)
-            assert Composer(ours._loader).load_configuration("config", [], RunMode.RUN).a == 22
+        loader = GlobalHydra.instance().config_loader()
+    plain = loader._loader if isinstance(loader, Composer) else loader
+
+    def composed() -> object:
+        monkeypatch.setattr(composer, "_KEPT", defaultdict(composer._Kept))  # as in another process
+        return Composer(plain).load_configuration("config", [], RunMode.RUN).a
+
+    for value in (1, 22):
+        file.write_text(f"a: {value}")
+        assert composed() == value
+    for kept in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.pickle"):
+        kept.write_bytes(kept.read_bytes()[:-9])
+    assert composed() == 22, "a damaged file is merged again"
+    monkeypatch.setattr(plain, "load_configuration", None)
+    assert composed() == 22

@@ -78,6 +78,40 @@ def test_product_with_quantised_inputs(
     assert close(out, product, exact if dtype == torch.float32 else 2.0**-7)
 
 
+@pytest.mark.parametrize("block", [(1, 31), (32, 32)])
+def test_programs_cover_each_tile_whatever_their_order(
+    triton_device: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five tiles of tokens in bands of two, beside three tiles of outputs that share a scale or not."""
+    monkeypatch.setattr(fp8_linear, "gemm_tile", lambda *_: fp8_linear.Tile(16, 16, 16, 4, 2))
+    monkeypatch.setattr(fp8_linear, "_TILES_DOWN", 2)
+    x = torch.randn(70, 31, device=triton_device)
+    weight, scales = fp8_linear.quantize_weight(torch.randn(33, 31, device=triton_device), block)
+    out = torch.empty(70, 33, device=triton_device)
+    fp8_linear.fp8_gemm(x, None, weight, scales, block, out)
+    assert close(out, fp8_linear.fp8_linear_reference(x, weight, scales, block), 2e-6)
+
+
+@pytest.mark.parametrize(("tokens", "columns"), [(3, 32), (5, 128)])
+def test_scales_by_groups_are_those_by_tokens(triton_device: str, tokens: int, columns: int) -> None:
+    x = torch.randn(tokens, 300, device=triton_device)
+    plain, scales = fp8_linear.quantize_tokens(x, columns)
+    other, by_groups = fp8_linear.quantize_tokens(x, columns, by_groups=True, multiple=4)
+    assert by_groups.shape[0] == other.shape[0] == -(-tokens // 4) * 4 and by_groups.stride() == (1, len(other))
+    assert torch.equal(other[:tokens].float(), plain.float()) and torch.equal(by_groups[:tokens], scales)
+
+
+@pytest.mark.parametrize("tokens", [256, 259, 1030])
+def test_many_tokens_of_blocks(triton_device: str, tokens: int) -> None:
+    if triton_device != "cuda" or not fp8_linear._cublas_has_blocks(torch.device("cuda", 0)):
+        pytest.skip("cuBLAS multiplies no blocks there")
+    x = torch.randn(tokens, 1024, device=triton_device, dtype=torch.bfloat16)
+    weight, scales = fp8_linear.quantize_weight(torch.randn(384, 1024, device=triton_device), (128, 128))
+    wide = fp8_linear.dequantize_weight(*fp8_linear.quantize_tokens(x, 128), (1, 128))
+    expected = fp8_linear.fp8_linear_reference(wide, weight, scales, (128, 128))
+    assert close(fp8_linear.fp8_linear(x, weight, scales, (128, 128)), expected, 2.0**-7)
+
+
 def test_every_float8_number_is_decoded_exactly(triton_device: str) -> None:
     """The identity times a matrix of all numbers but the two NaNs, which weights do not hold."""
     numbers = torch.arange(256, dtype=torch.uint8, device=triton_device).view(FP8_DTYPE)

@@ -59,7 +59,7 @@ def test_weights_that_are_widened_are_priced_by_products_in_16_bits(stored: str,
 
 
 def test_what_is_noted_before_the_times_are_found_is_kept() -> None:
-    notes = resolved("model=qwen3-next-80b-a3b", "device=b200").notes
+    notes = resolved("model=qwen3-next-80b-a3b", "device=mi300x").notes
     assert [text for text in notes if "prefixes are not cached" in text] and "no measured kernels" in notes[-1]
 
 
