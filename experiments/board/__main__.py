@@ -82,14 +82,14 @@ def main() -> None:
 
 def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
     """By name, what makes points: a server, a page or an arm each; first those of vLLM by measured kernels."""
-    selections = sorted(inferencex.selections(silicon), key=lambda selected: selected[0] != "vllm")
+    selections = sorted(inferencex.selections(silicon), key=lambda selected: selected.backend != "vllm")
     runs = data / "gpustack" / "runs.jsonl"
     for cost, share in (("profiled", every), ("roofline", every * _ROOFLINE_SHARE)):
         for page in ordinary_servers.pages(runs):
             yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, silicon, page, share, cost)
         for selected in selections:
-            if cost == "profiled" or selected[0] == "vllm":
-                name = f"inferencex {cost} {' '.join(selected)}"
+            if cost == "profiled" or selected.backend == "vllm":
+                name = f"inferencex {cost} {' '.join(map(str, selected))}"
                 yield name, partial(inferencex.points, silicon, selected, share, cost)
         if cost == "profiled":
             for which in apart.selections(silicon):

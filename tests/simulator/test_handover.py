@@ -21,7 +21,7 @@ from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.drivers.lockstep import Ranks
-from simulator.handover import Network, prompt_of
+from simulator.handover import Network, note_prompt, prompt_of
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
@@ -214,6 +214,15 @@ def test_short_prompts_and_those_that_are_known_stay_with_the_decoding_server() 
     assert second.steps["num_prefill_tokens"].sum() == 8 + 1 + 8  # of the last, what was never sent there
 
 
+def test_a_short_prompt_goes_to_the_server_that_was_chosen_for_its_decodes() -> None:
+    trace, times = simple_trace([8] * 4, [2] * 4), OpenLoop(np.arange(4) * 10 * MS)
+    runs = simulate(
+        trace, times, [make(4), make(4), make(4)], STEP, num_prefill=1, network=SLOW, local_tokens=8,
+        decode_rule=RoundRobin(NoOptions()),
+    )  # fmt: skip
+    assert [int(run.steps["num_prefill_tokens"].sum()) for run in runs] == [0, 16, 16]
+
+
 @pytest.mark.parametrize(("prompt", "output", "arrival_ms", "num_blocks"), [(16, 30, 0, 14), (1, 8, 4, 6)])
 def test_who_gives_way_on_the_decoding_server_computes_its_prompt_there(
     prompt: int, output: int, arrival_ms: float, num_blocks: int
@@ -311,3 +320,9 @@ def test_a_prompt_elsewhere_is_ranked_and_routed_as_its_request() -> None:
     assert {name: getattr(prompt, name) for name in ranks} == ranks
     assert (prompt.request_id, prompt.arrival_time, prompt.num_prompt_tokens, prompt.max_tokens) == (3, 7, 40, 1)
     assert prompt.decodes_elsewhere and prompt.sequences[0].block_hashes == hashes
+    (computed,), (sequence,) = prompt.sequences, request.sequences
+    computed.num_cached_tokens, computed.cached_by_tier = 16, {"host": 8}
+    computed.num_recomputed_tokens, computed.num_preemptions, prompt.first_scheduled_time = 5, 2, 9
+    note_prompt(request, prompt)
+    assert (sequence.num_cached_tokens, sequence.cached_by_tier) == (16, {"host": 8})
+    assert (request.num_recomputed_tokens, request.num_preemptions, request.first_scheduled_time) == (5, 2, 9)

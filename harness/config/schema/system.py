@@ -37,7 +37,8 @@ class SimEngine(ConfigModel):
         memory_account: what is held beside weights and KV blocks: as in vLLM since 0.20 (vllm), which sets memory for
             CUDA graphs apart, in 0.17 to 0.19 (vllm_0.17), in 0.9 to 0.16 (vllm_0.9), whose sampler sorts all logits,
             or in an early one (vllm_v0), or as in SGLang (sglang), where gpu_memory_utilization is its
-            --mem-fraction-static; null takes that of vllm_version.
+            --mem-fraction-static, or as in TensorRT-LLM (trtllm), where it is free_gpu_memory_fraction; null takes that
+            of vllm_version.
         max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
             of the memory account and of profiles that come with the project.
         all2all_backend: by which kernels data-parallel ranks that share out experts exchange tokens, as vLLM's
@@ -50,7 +51,7 @@ class SimEngine(ConfigModel):
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     vllm_version: Text | None = None
-    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang"] | None = None
+    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang", "trtllm"] | None = None
     max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
     all2all_backend: All2AllBackend = ALL_GATHER
 
@@ -184,10 +185,10 @@ class ProfiledCost(ConfigModel):
 
     `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
     comes with the project; where none does, `roofline` prices. "auto+<kernel>", or several, names what the server ran
-    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, cutlass_fp4,
-    routing_kernels, static_scales, marlin, mxfp4_mxfp8. `calibration` is a file with fitted constants, `other_device`
-    as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
-    `median` prices all steps at their median.
+    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, flashinfer_cutlass,
+    cutlass_fp4, routing_kernels, static_scales, marlin, mxfp4_mxfp8, triton_experts, tf32_router. `calibration` is a
+    file with fitted constants, `other_device` as for roofline. `statistic=mean` prices decode steps at their mean,
+    which is what latencies add up; `median` prices all steps at their median.
     """
 
     kind: Literal["profiled"] = "profiled"

@@ -83,7 +83,7 @@ def exchanges(database: Database) -> pd.DataFrame | None:
 
 def _collective(database: Database, name: str, ranks: int) -> MeasuredCurve | None:
     """NCCL's time of a collective over the bytes of all ranks; None if it was not measured."""
-    where = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
+    where: dict[str, Any] = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
     rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
     if rows.empty and database.system in _SAME_NCCL:
         rows = _in_bytes(_other(database, _SAME_NCCL).rows("comm", "nccl_perf", source="nccl", **where))

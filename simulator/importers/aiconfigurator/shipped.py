@@ -25,6 +25,7 @@ from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.hardware import Device
 from simulator.models.model import Model
+from simulator.profile.archive import merged
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 
@@ -81,9 +82,10 @@ def _compiled(
     for kernel, table in kernels_of(system, model, ranks):
         if kernel in kernels:
             with suppress(ProfileError):  # not measured on this system
-                if not (other := compiled(kernel).tables[table]).equals(tables[table]):
-                    tables[table] = other
-                    ran.append(kernel)
+                known, other = profile.tables.get(table), compiled(kernel).tables.get(table)
+                if other is not None and (known is None or not other.equals(known)):
+                    tables[table] = other if known is None else merged(known, tables[table], other)
+                    ran += [kernel] if kernel not in ran else []
     if "piecewise_graphs" in kernels:
         tables["steps"] = steps_table(HOST)
         ran.append("piecewise_graphs")
