@@ -31,6 +31,7 @@ from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
 from experiments.board.pages import write_pages
 from experiments.board.point import Found, flat, table_of
+from experiments.inferencex import apart
 from experiments.inferencex import points as inferencex
 from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.engines.resolving.known_error import KNOWN_ERRORS
@@ -91,6 +92,8 @@ def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
                 name = f"inferencex {cost} {' '.join(map(str, selected))}"
                 yield name, partial(inferencex.points, silicon, selected, share, cost)
         if cost == "profiled":
+            for which in apart.selections(silicon):
+                yield f"inferencex apart {' '.join(which)}", partial(apart.points, silicon, which, every)
             yield from _few(data)
 
 

@@ -20,7 +20,15 @@ import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
-from experiments.inferencex.other_engines import DEVICES, ENGINES, of_sglang, other_server, sglang_kernels
+from experiments.inferencex.other_engines import (
+    DEVICES,
+    ENGINES,
+    of_sglang,
+    of_trtllm,
+    other_server,
+    sglang_kernels,
+    trtllm_kernels,
+)
 from experiments.inferencex.simulation import CaseRows
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
@@ -91,6 +99,8 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         server = None if place is None else SERVERS[place]
     elif (server := other_server(model_path, precision, system)) is not None and backend == "sglang":
         server = of_sglang(server, sglang_kernels(data, system) if cost == "profiled" else "")
+    elif server is not None and backend == "trtllm":
+        server = of_trtllm(server, trtllm_kernels(data, system, server) if cost == "profiled" else "")
     if server is None:
         reason = _UNDATED if _servers(selected) else "no server is known for these rows"
         return Found([], _left_out(data, selected, reason))
@@ -102,6 +112,7 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         return Found([], _left_out(data, selected, "pipeline, data or expert parallelism"))
     is_repeated = rows.rows.table.drop(columns="id").round(_DIGITS).duplicated().to_numpy()
     chosen, unsimulated = [], {**rows.rows.left_out}
+    unsimulated.pop(_APART, None)  # for which there is `apart`
     if is_repeated.any():
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
@@ -163,8 +174,8 @@ def _peer() -> dict[str, dict[str, float]]:
 
 
 def _left_out(data: Path, selected: Selected, reason: str) -> dict[str, int]:
-    """How many rows none of which can be simulated have prompts and decodes apart, and how many another `reason`."""
+    """How many rows cannot be simulated for this `reason`, but for those with prompts and decodes apart."""
     table = pd.read_csv(data)
     table = table[_of(table, selected)]
-    apart = int((table["mode"] != "agg").sum())
-    return {name: count for name, count in {_APART: apart, reason: len(table) - apart}.items() if count}
+    count = int((table["mode"] == "agg").sum())
+    return {reason: count} if count else {}

@@ -5,6 +5,7 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
     aiconfigurator:h100_sxm/vllm/0.24.0      a version
     aiconfigurator:h200_sxm/sglang/0.5.14    the kernels of SGLang, beside the rules and host times of vLLM
+    aiconfigurator:h200_sxm/trtllm/1.3.0rc20    those of TensorRT-LLM
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
     aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`, `deep_gemm`)
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
@@ -193,7 +194,7 @@ def _operators(
         curves["qk_all_reduce"] = norm_exchange(database, ranks, curves["qkv_proj"].sizes)
         calls["qk_all_reduce"] = spanning
     rule = memory_rule(database.rates)
-    num_kernels, num_bytes = elementwise_work(model, ranks)
+    num_kernels, num_bytes = elementwise_work(model, ranks, database.backend)
     num_copies, copied_bytes = copying_work(model, expert_kernel)
     sizes = np.array([1.0, next(iter(curves.values())).sizes[-1]])
     times = [rule.time_us(num_kernels + num_copies, (num_bytes + copied_bytes) * size) for size in sizes]

@@ -4,7 +4,8 @@ The database times what vLLM runs by default. A server may be told to run anothe
 MXFP4 experts of gpt-oss on Hopper (VLLM_MXFP4_USE_MARLIN=1), which was timed for other models only. The name of the
 database then ends in the kernel, as in `h100_sxm+marlin`. FlashInfer's kernel for MXFP4 weights and 8-bit activations
 was timed for gpt-oss itself, with SGLang, which calls the same one; vLLM 0.15 pads its input and slices its output by
-two more kernels (pull request 30647). Marlin's was timed for other models, and the times of one of them stand in:
+two more kernels (pull request 30647). Triton's for MXFP4 on Hopper, which TensorRT-LLM calls too, was timed with vLLM.
+Marlin's was timed for other models, and the times of one of them stand in:
 
 - A step in which each expert gets as many tokens reads and multiplies the same share of the weights. So
   T(tokens) of this model is taken from the step of the other one with as many tokens per expert,
@@ -64,6 +65,7 @@ class ExpertKernel(NamedTuple):
 KERNELS = {
     "marlin": ExpertKernel("mxfp4", None, "int4_wo", 7168, 2048, 8, 384, 256, 128, 0),
     "mxfp4_mxfp8": ExpertKernel("mxfp4", "sglang", "w4a8_mxfp4_mxfp8", 2880, 2880, 4, 128, 256, 256, 2),
+    "triton": ExpertKernel("mxfp4", "vllm", "w4a16_mxfp4", 2880, 2880, 4, 128, 256, 256, 0),
 }
 
 

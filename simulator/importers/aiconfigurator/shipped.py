@@ -15,7 +15,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import pandas as pd
+
 from simulator.importers.aiconfigurator.compile import compile_profile, steps_table
+from simulator.importers.aiconfigurator.database import Database
+from simulator.importers.aiconfigurator.deep_ep import deep_ep_exchange
 from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
@@ -42,6 +46,14 @@ def compiled_profile(
     if not (FOLDER / "data" / system).is_dir():
         return None
     return _compiled(system, model, tensor_parallel_size, max_num_seqs, device, tuple(kernels), max_graph_tokens)
+
+
+@lru_cache(maxsize=16)  # as below
+def shipped_exchange(system: str, model: Model, backend: str) -> pd.DataFrame | None:
+    """What the model's ranks exchange by DeepEP's kernels, as of `deep_ep_exchange`; None if it was not timed."""
+    with suppress(ProfileError):
+        return deep_ep_exchange(Database(FOLDER, system), model, backend)
+    return None
 
 
 @lru_cache(maxsize=16)  # the same object for the same arguments, as cost models keep what they make of it

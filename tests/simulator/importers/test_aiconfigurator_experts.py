@@ -72,7 +72,12 @@ def test_padding_is_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "ranks", "kernel", "message"),
     [
-        ({}, 1, "other", "no expert kernel 'other' for .* in mxfp4 .there: marlin for mxfp4, mxfp4_mxfp8 for mxfp4."),
+        (
+            {},
+            1,
+            "other",
+            "no expert kernel 'other' for .* in mxfp4 .there: marlin for mxfp4, .*, triton for mxfp4.",
+        ),
         ({"quantization": QUANTIZATIONS["int4"]}, 1, "marlin", "no expert kernel 'marlin' for .* in int4"),
         ({"num_experts": 0}, 1, "marlin", "no expert kernel"),
         ({}, 8, "marlin", "made_up/1.0 has no experts in int4_wo on 8 GPUs"),
