@@ -93,8 +93,7 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
     if not chosen or (server := _server(backend, model_path, precision, system)) is None:
         left_out.update(["no server is known for these rows"] * len(chosen))
         return Found([], left_out)
-    kernels = f"aiconfigurator:{data.resolve().parent}:{system}{_KERNELS.get(backend, '')}"
-    server = server._replace(more={"cost.profile": kernels})
+    server = server._replace(more={"cost.profile": kernels(data, backend, system)})
     config = composed("fleet=disaggregated", "engine.compress=true", *_settings(server))
     found = []
     for row in chosen[::every]:
@@ -103,6 +102,11 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
         except TwinServeError as error:
             left_out[_UNTIMED if "cost.profile" in str(error) else refusal(error)] += 1
     return Found(found, left_out)
+
+
+def kernels(data: Path, backend: str, system: str) -> str:
+    """The profile out of the package that `data` lies in, as in `cost.profile`."""
+    return f"aiconfigurator:{data.resolve().parent}:{system}{_KERNELS.get(backend, '')}"
 
 
 def unsimulated(row: Any) -> str:

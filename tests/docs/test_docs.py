@@ -45,7 +45,7 @@ NOT_RUN = {
 # Pages whose commands run for every commit: the first that are tried, code of the page, and the real engine.
 RUN = ("README.md", "choose_a_configuration.md", "extend.md", "real_engine.md", "sweeps.md")
 # Of commands that cannot be composed without what a command before them wrote, or that are not composed.
-MADE_BY_RUNS = ("import_vllm", "import_sglang", "--config-dir")
+MADE_BY_RUNS = ("import_vllm", "import_sglang", "import_trtllm", "--config-dir")
 SMALL = {
     "trace.num_requests": "20", "plots": "false", "progress": "false",
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",

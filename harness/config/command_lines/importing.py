@@ -9,15 +9,16 @@ from harness.config.command_lines import KEYS
 from harness.config.command_lines.option_names import with_options
 from harness.config.command_lines.sglang import import_line as sglang_import
 from harness.config.command_lines.translation import Translation
+from harness.config.command_lines.trtllm import import_line as trtllm_import
 from harness.config.command_lines.vllm import import_line as vllm_import
 from harness.config.composing.conf_tree import CONF
 from harness.errors import ConfigError
 
-_TRANSLATE = dict(zip(KEYS, (vllm_import.translate, sglang_import.translate), strict=True))
+_TRANSLATE = dict(zip(KEYS, (vllm_import.translate, sglang_import.translate, trtllm_import.translate), strict=True))
 
 
 def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Translation:
-    """The arguments of run.py with `import_vllm=...` or `import_sglang=...` replaced by overrides, which yield to all
+    """The arguments of run.py with `import_vllm=...` or that of another tool replaced by overrides, which yield to all
     that is given beside it, and names of models and devices by the options they mean.
 
     Args:

@@ -14,7 +14,7 @@ TRTLLM_MUTANTS = [
     Mutant("a free block that is held stays in the queue", "kv/stored.py",
            "                del self._queue[block]\n            self._references[block] += 1",
            "                pass\n            self._references[block] += 1", _ONLY),
-    Mutant("the last token is stored, too", "kv/stored.py",
+    Mutant("a prompt is cached to its last token", "kv/stored.py",
            "sequence, sequence.num_tokens - 1))", "sequence, sequence.num_tokens))", _ONLY),
     Mutant("free stored blocks cost a newcomer nothing", "kv/stored.py",
            "return len(match.blocks) - match.num_revived", "return len(match.blocks)", _ONLY),
