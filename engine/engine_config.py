@@ -50,7 +50,7 @@ class ExecutionOptions:
     attention_backend: Literal["auto", "flash", "triton", "torch_flash", "torch"] = "auto"
     kv_cache_dtype: KVDtype = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
-    max_graph_tokens: int = 2048
+    max_graph_tokens: int = 8192
     max_lookahead_steps: int = 8
     worker_timeout_s: float = 600.0
 

@@ -103,9 +103,12 @@ def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
         if kernel == _OLD and sources.system not in _OLD_PRODUCTS:
             continue
         with suppress(ProfileError):  # the system lacks its times
-            other = _of_any_model(sources, kernel, model, ranks, device).tables[table]
-            if not other.equals(profile.tables[table]):
-                changed[kernel] = {table: other}
+            other, known = (
+                _of_any_model(sources, kernel, model, ranks, device).tables.get(table),
+                profile.tables.get(table),
+            )
+            if other is not None and (known is None or not other.equals(known)):
+                changed.setdefault(kernel, {})[table] = other
     return Entry(profile, changed)
 
 

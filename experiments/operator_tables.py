@@ -27,7 +27,7 @@ TABLES = (  # family, table, and whose kernels, if not vLLM's
     ("gemm", "gemm_perf", None), ("quantize", "computescale_perf", None), ("quantize", "scale_matrix_perf", None),
     ("attention", "context_attention_perf", None), ("attention", "generation_attention_perf", None),
     ("moe", "moe_perf", None), ("comm", "custom_allreduce_perf", None), ("comm", "custom_allreduce_perf", "trtllm"),
-    ("comm", "nccl_perf", "nccl"), ("linear_attention", "gdn_perf", None),
+    ("comm", "nccl_perf", "nccl"), ("comm", "moe_a2a_perf", None), ("linear_attention", "gdn_perf", None),
     ("mla", "mla_context_module_perf", None), ("mla", "mla_generation_module_perf", None),
     ("sparse_attention", "dsa_context_module_perf", None), ("sparse_attention", "dsa_generation_module_perf", None),
 )  # fmt: skip

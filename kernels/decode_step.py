@@ -86,7 +86,8 @@ def begin_decode_kernel(
 launch_begin_decode = Launcher(begin_decode_kernel)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+# The samples of decodes follow those of prompts, so they begin at any multiple of 8 bytes.
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["sampled_ptr"])
 def end_decode_kernel(
     sampled_ptr: Value,
     tokens_ptr: Value,

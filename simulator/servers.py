@@ -56,7 +56,9 @@ def stores_of(systems: Sequence[System]) -> list[SharedStore | None]:
             found.append(None)
             continue
         node = number // tier.num_servers if tier.num_servers else 0
-        found.append(made.setdefault(node, SharedStore(tier.num_blocks, tier.eviction)))
+        if node not in made:
+            made[node] = SharedStore(tier.num_blocks, tier.eviction)
+        found.append(made[node])
         number += 1
     return found
 

@@ -30,7 +30,7 @@ from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError
 from harness.figures import write_validation_charts
-from harness.measured.inferencex import Rows, read_rows
+from harness.measured.inferencex import Labels, Rows, read_rows
 from harness.results.stored.files import ERRORS, VALIDATION, write_whole
 from harness.validation.contradictions import contradicted
 from harness.workload.arrivals import ClosedLoop
@@ -50,7 +50,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     """
     assert config.validation.measured is not None
     path = user_path(config.validation.measured.partition(":")[2])
-    rows = read_rows(path, _selection(config))
+    rows = read_rows(path, _selection(config), labels_of(config.validation))
     simulated = [
         simulate_row(system_of(config, row), row, config.validation, config.seed)
         for row in rows.table.itertuples(index=False)
@@ -77,6 +77,11 @@ def _selection(config: RunConfig) -> dict[str, str]:
     if chosen.setdefault("system", system) != system:
         raise ConfigError(f"validation.select.system={chosen['system']}: the device is {system}")
     return {"backend": "vllm", **chosen}
+
+
+def labels_of(client: ValidationConfig) -> Labels:
+    """Which layouts the servers had that rows are labelled with."""
+    return Labels(client.ranks_from, client.shares_experts)
 
 
 def system_of(config: RunConfig, row: Any) -> System:

@@ -7,6 +7,7 @@ from simulator.profiler.grid import Grid, log_spaced
 from simulator.profiler.whole_steps import longest_context
 
 _FACTOR = 4.0  # between neighbours of a coarse grid
+_LARGEST_OWN_POINT = 1024  # tokens; of the larger graphs the powers of two are measured, as times between are on a line
 _SHORTEST_CONTEXT, _SHORTEST_START = 16, 64
 _UNEVEN_PERCENT = (10, 25, 50, 100, 150)
 _UNEVEN_MEANS = 3
@@ -19,7 +20,8 @@ _SHORTEST_CHUNK, _LONGEST_CHUNK = 16, 4096  # of the prompts of whole steps
 
 def grids(limits: Limits) -> list[Grid]:
     """Families whose grids are refined: operators by tokens, decode and prefill attention."""
-    padded = [*limits.token_buckets, *limits.prompt_buckets]
+    tokens_of_graphs = [*limits.token_buckets, *limits.prompt_buckets]
+    padded = [size for size in tokens_of_graphs if size <= _LARGEST_OWN_POINT or not size & (size - 1)]
     tokens = log_spaced(1, limits.num_tokens, _FACTOR, [limits.num_seqs, *padded])
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     last = max(1, limits.context - 1)  # the last token of a sequence is never fed back

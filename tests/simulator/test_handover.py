@@ -20,7 +20,7 @@ from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
-from simulator.handover import Network, prompt_of
+from simulator.handover import Network, note_prompt, prompt_of
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
@@ -135,26 +135,6 @@ def test_a_request_by_hand(compress: bool) -> None:
     assert second.steps["num_prefill_tokens"].sum() == 1
 
 
-@pytest.mark.parametrize("compress", [True, False])
-@pytest.mark.parametrize(
-    ("prompts", "copied_ns"),
-    [
-        ([10], [1_076_000]),  # 3 blocks: the last layer, 0.075 ms, when it is computed, and 1 us of latency
-        ([40], [1_251_000]),  # 10 blocks, 1 ms, from the end of the first layer at 0.25 ms on
-        ([10, 10, 32], [1_076_000, 1_076_000, 1_651_000]),  # 0.55, 0.85 and 1.65 ms: the third waits for the others
-    ],
-)
-def test_layers_are_sent_while_the_next_ones_are_computed(
-    prompts: list[int], copied_ns: list[int], compress: bool
-) -> None:
-    """Steps take 1 ms, a layer 0.25; requests are queued at 1.05 ms, and those whose KV is there run a step."""
-    count = len(prompts)
-    _, second = two(prompts, [1] * count, [0] * count, compress=compress, network=BY_LAYERS)
-    seen_ns = [at if at < 1_100_000 else 2_076_000 for at in copied_ns] if count > 1 else copied_ns
-    assert second.requests["parked_time"].tolist() == pytest.approx([1e-9 * (at - 1_050_000) for at in seen_ns])
-    assert second.requests["first_token_time"].tolist() == pytest.approx([1e-9 * (at + MS) for at in seen_ns])
-
-
 def test_transfers_that_share_a_link_follow_one_another() -> None:
     runs = two([10, 10], [1, 1], [0, 0])
     assert runs[1].requests["parked_time"].tolist() == pytest.approx([0.000301, 0.001301])  # 0.601, seen after a step
@@ -195,6 +175,15 @@ def test_short_prompts_and_those_that_are_known_stay_with_the_decoding_server() 
     assert first.steps["num_prefill_tokens"].tolist() == [40]
     assert second.requests["num_output_tokens"].tolist() == [4, 4, 4]
     assert second.steps["num_prefill_tokens"].sum() == 8 + 1 + 8  # of the last, what was never sent there
+
+
+def test_a_short_prompt_goes_to_the_server_that_was_chosen_for_its_decodes() -> None:
+    trace, times = simple_trace([8] * 4, [2] * 4), OpenLoop(np.arange(4) * 10 * MS)
+    runs = simulate(
+        trace, times, [make(4), make(4), make(4)], STEP, num_prefill=1, network=SLOW, local_tokens=8,
+        decode_rule=RoundRobin(NoOptions()),
+    )  # fmt: skip
+    assert [int(run.steps["num_prefill_tokens"].sum()) for run in runs] == [0, 16, 16]
 
 
 @pytest.mark.parametrize(("prompt", "output", "arrival_ms", "num_blocks"), [(16, 30, 0, 14), (1, 8, 4, 6)])
@@ -294,3 +283,9 @@ def test_a_prompt_elsewhere_is_ranked_and_routed_as_its_request() -> None:
     assert {name: getattr(prompt, name) for name in ranks} == ranks
     assert (prompt.request_id, prompt.arrival_time, prompt.num_prompt_tokens, prompt.max_tokens) == (3, 7, 40, 1)
     assert prompt.decodes_elsewhere and prompt.sequences[0].block_hashes == hashes
+    (computed,), (sequence,) = prompt.sequences, request.sequences
+    computed.num_cached_tokens, computed.cached_by_tier = 16, {"host": 8}
+    computed.num_recomputed_tokens, computed.num_preemptions, prompt.first_scheduled_time = 5, 2, 9
+    note_prompt(request, prompt)
+    assert (sequence.num_cached_tokens, sequence.cached_by_tier) == (16, {"host": 8})
+    assert (request.num_recomputed_tokens, request.num_preemptions, request.first_scheduled_time) == (5, 2, 9)

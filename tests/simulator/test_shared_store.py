@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from harness import run
 from harness.workload.content import request_factory
 from simulator.fleet import Fleet
 from simulator.replica import Replica
+from simulator.servers import stores_of
+from simulator.tiers import StoreTier, Tiers
 from simulator.transfers import StoreLink, TierLinks
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost
@@ -186,3 +189,9 @@ def test_a_rule_may_count_the_store_with_a_weight() -> None:
             "router.options.kv_use=0")  # fmt: skip
     for host, servers in ((0.0, {0}), (1.5, {0, 1})):
         assert {*run(*base, f"router.options.host={host}").requests["server"]} == servers
+
+
+def test_a_store_of_any_size_is_made_at_once_and_once() -> None:
+    tiers = Tiers(store=StoreTier(10**12, 1e9, num_servers=2))
+    stores = stores_of([SimpleNamespace(tiers=tiers)] * 6)  # type: ignore[list-item]
+    assert [stores.index(store) for store in stores] == [0, 0, 2, 2, 4, 4]

@@ -166,6 +166,12 @@ def test_requests_wait_for_a_server_that_comes_back_and_are_lost_if_none_does() 
     ends, _ = serve(None, Changes(both), RoundRobin(NoOptions()), num_servers=2, lengths=lengths, times=times)
     assert [(request, server) for request, server, _ in ends.ended] == [(0, 0), (1, 0)]
     assert ends.first_tokens == {0: 6 * MS, 1: 6 * MS}
+    lengths, times = ([4] * 7, [5] * 7), np.array([0, *[2 * MS] * 6])
+    ends, _ = serve(None, Changes((Failure(0, MS, 4 * MS),)), RoundRobin(NoOptions()), num_servers=1, lengths=lengths,
+                    times=times)  # fmt: skip
+    first = [ends.first_tokens[request] for request in range(7)]
+    assert first[:4] == [6 * MS] * 4 and min(first[4:]) > 6 * MS, "in the order in which they came, four at a time"
+    lengths, times = ([4, 4], [5, 5]), np.array([0, 2 * MS])
     never = Failure(0, MS), Failure(1, MS)
     ends, _ = serve(None, Changes(never), RoundRobin(NoOptions()), num_servers=2, lengths=lengths, times=times)
     assert {how for _, _, how in ends.ended} == {"lost"}
@@ -194,6 +200,25 @@ def test_a_server_that_dies_while_it_starts_is_not_there_when_it_would_have_been
         lengths=([4] * 4, [20] * 4), times=np.zeros(4, int),
     )  # fmt: skip
     assert staffing.counts == [Count(0, 1, 1), Count(2 * MS, 1, 2), Count(3 * MS, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "counts"),
+    [
+        ("kv_use", 0.5, [Count(0, 1, 1)]),  # a pool in which hardly anything is
+        # Row 0 ends at 6 ms, too late: that is half of the fleet too few; at 8 ms nobody has ended since.
+        ("slo", 0.5, [Count(0, 1, 1), Count(6 * MS, 1, 2), Count(7 * MS, 2, 2), Count(8 * MS, 1, 1)]),
+    ],
+)
+def test_a_reading_is_of_the_pools_in_use_or_of_who_ended_since_the_last_one(
+    metric: Any, target: float, counts: list[Count]
+) -> None:
+    scaled = Scaled(Scaling(metric, target, 1, 2), 2 * MS, MS, is_within_slo=lambda request: request.request_id > 0)
+    _, staffing = serve(
+        None, Changes(scaled=scaled, num_open=1), LeastRequests(NoOptions()), num_servers=2,
+        lengths=([4, 4], [6, 40]), times=np.array([0, 0]),
+    )  # fmt: skip
+    assert staffing.counts == counts
 
 
 @pytest.mark.parametrize(

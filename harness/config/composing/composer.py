@@ -1,9 +1,11 @@
-"""Composing a configuration many times in one process: the files are merged once for each choice of options.
+"""Composing a configuration many times in one process: files are read once.
 
 Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
 and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
 how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
-makes of these, and sets the other keys in a copy of it.
+makes of the default options, for later processes too (`merged_files.py`), puts in those that are chosen
+(`option_files.py`), and sets the other keys in a copy. What is more than an option of its own group, such as
+experiment=vllm, Hydra merges; that is kept, too.
 """
 
 import os
@@ -29,18 +31,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.composing import registration as registration  # makes the option sets known to Hydra
-from harness.config.composing.combining import Combiner
 from harness.config.composing.conf_tree import CONF
-
-Key = tuple[object, ...]
+from harness.config.composing.merged_files import Key, MergedFiles
+from harness.config.composing.option_files import put, read_option, sets_its_group
 
 
 class _Kept:
-    """What was merged from the files of some folders."""
+    """What was read from the files of some folders."""
 
     def __init__(self) -> None:
         self.merged: dict[Key, bytes] = {}
-        self.combiners: defaultdict[Key, Combiner] = defaultdict(Combiner)
+        self.options: dict[tuple[str, str], DictConfig | None] = {}
+        self.sets_its_group: dict[tuple[str, str], bool] = {}
 
 
 _KEPT: defaultdict[str, _Kept] = defaultdict(_Kept)  # by folders
@@ -53,8 +55,8 @@ class Composer(ConfigLoader):
     def __init__(self, loader: ConfigLoader) -> None:
         self._loader = loader
         self._kept = _KEPT[str(loader.get_search_path())]
+        self._stored = MergedFiles(loader.get_sources())
         self._is_group: dict[str, bool] = {}
-        self._sets_its_group: dict[str, bool] = {}
 
     def load_configuration(
         self,
@@ -83,21 +85,30 @@ class Composer(ConfigLoader):
 
     def _chosen(self, config_name: str | None, choices: Sequence[Override], how: tuple[Any, ...]) -> DictConfig:
         """What the files make with these choices."""
-        lines = [str(each.input_line) for each in choices]
+        options = self._options(choices)
+        lines = [str(each.input_line) for each in choices if each.key_or_group not in options]
         key = (config_name, *how, *lines)
         if key not in self._kept.merged:
-            options = {each.key_or_group: str(each.input_line) for each in choices if self._is_option(each)}
-            others = [line for line in lines if line not in options.values()]
-            combiner = self._kept.combiners[config_name, *how, *others]
-            is_plain = len(options) + len(others) == len(lines)  # no group has two
-            cfg = combiner.combined(options) if is_plain else None
-            if cfg is None:
+            if (cfg := self._stored.find(key)) is None:
                 cfg = self._loader.load_configuration(config_name, lines, *how)
-                if is_plain:
-                    combiner.add(options, cfg)
+                self._stored.keep(key, cfg)
             self._kept.merged[key] = pickle.dumps(cfg)
         chosen: DictConfig = pickle.loads(self._kept.merged[key])
+        put(chosen, options)
         return chosen
+
+    def _options(self, choices: Sequence[Override]) -> dict[str, tuple[str, DictConfig]]:
+        """By group the options that are read from their own files; none where a choice sets more than a group."""
+        named = {each.key_or_group: str(each.value()) for each in choices}
+        if len(named) < len(choices) or not all(map(self._is_option, choices)):
+            return {}
+        found = {group: (name, self._read(group, name)) for group, name in named.items()}
+        return {group: (name, content) for group, (name, content) in found.items() if content is not None}
+
+    def _read(self, group: str, option: str) -> DictConfig | None:
+        if (group, option) not in self._kept.options:
+            self._kept.options[group, option] = read_option(self._loader.get_sources(), group, option)
+        return self._kept.options[group, option]
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job of a sweep, with what was resolved for the sweep, such as its time."""
@@ -116,19 +127,14 @@ class Composer(ConfigLoader):
 
     def _is_option(self, override: Override) -> bool:
         """Whether an override chooses a file that sets its own group and nothing else."""
-        line, name = str(override.input_line), override.key_or_group
+        name = override.key_or_group
         is_plain = override.type == OverrideType.CHANGE and override.package is None and "/" not in name
         if not is_plain or override.is_sweep_override() or not self._is_of_group(override):
             return False
-        if line not in self._sets_its_group:
-            path = f"{name}/{override.value()}"
-            files = [source.load_config(path) for source in self._loader.get_sources() if source.is_config(path)]
-            found = [f"{file.header.get('package')} {file.defaults_list}" for file in files]
-            is_known = bool(found)  # not in a folder of hydra.searchpath
-            self._sets_its_group[line] = is_known and all(
-                each.startswith("None ") and "_global_" not in each for each in found
-            )
-        return self._sets_its_group[line]
+        option, known = (name, str(override.value())), self._kept.sets_its_group
+        if option not in known:
+            known[option] = sets_its_group(self._loader.get_sources(), *option)
+        return known[option]
 
     def _is_edit(self, override: Override) -> bool:
         """Whether an override adds or deletes a key, or chooses the folders of the files."""

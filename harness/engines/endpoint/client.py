@@ -73,7 +73,7 @@ class Client:
     async def text(self, url: str) -> str:
         """What a GET of an address answers; raises aiohttp.ClientError."""
         async with self._session.get(url, raise_for_status=True) as response:
-            return await response.text()
+            return await response.text(errors="replace")
 
     async def reset_cache(self) -> None:
         """Empty the prefix cache of the server.
@@ -140,7 +140,7 @@ class Client:
             answer.error = "cut_off: the stream ended without its last chunk"
 
     async def _said(self, response: aiohttp.ClientResponse) -> str:
-        text = await response.text()
+        text = await response.text(errors="replace")
         try:
             return self.hidden(message_of(json.loads(text)))
         except (ValueError, RecursionError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
-from harness.config.schema.system import AUTO
+from harness.config.schema.system import ALL_GATHER, AUTO, All2AllBackend
 from harness.engines.resolving import calibration_files
 from harness.engines.resolving.custom_cost import maker_of
 from harness.engines.resolving.drafting import accepted_from, resolve_speculation
@@ -21,8 +21,9 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
+from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT
 from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
-from simulator.importers.aiconfigurator.shipped import compiled_profile
+from simulator.importers.aiconfigurator.shipped import compiled_profile, shipped_exchange
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
@@ -76,7 +77,7 @@ def resolve(config: RunConfig) -> System:
     if model.state_bytes() and system.scheduler.enable_prefix_caching:
         scheduler = replace(system.scheduler, enable_prefix_caching=False)
         system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
-    system = _priced(system, engine.max_graph_tokens)
+    system = _with_exchange(_priced(system, _graph_tokens(config)), engine.all2all_backend)
     if drafter is not None:
         own = _drafting(system, drafter)
         system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
@@ -208,6 +209,30 @@ def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
     """`profile`, or where GPUs share out whole experts that of such ranks; None if those were not timed."""
     ranks = system.model.num_expert_ranks
     return profile if ranks == 1 else with_whole_experts(profile, ranks, apart=system.data_parallel_size > 1)
+
+
+def _graph_tokens(config: RunConfig) -> int | None:
+    """`engine.max_graph_tokens`; 0 with DeepEP's kernels of high throughput, with which vLLM runs no CUDA graphs
+    (`cudagraph_mode` in its config/compilation.py)."""
+    assert isinstance(config.engine, SimEngine)
+    is_eager = config.data_parallel_size > 1 and config.engine.all2all_backend == HIGH_THROUGHPUT
+    return 0 if is_eager else config.engine.max_graph_tokens
+
+
+def _with_exchange(system: System, backend: All2AllBackend) -> System:
+    """`system`, whose ranks exchange tokens by the kernels of `backend`; raises ConfigError if these were not timed."""
+    if backend == ALL_GATHER or system.data_parallel_size == 1:
+        return system
+    model, gpu, profile = system.model, system.device.aiconfigurator_system, system.profile
+    if profile is None:
+        raise ConfigError(f"engine.all2all_backend={backend}: needs times of measured kernels; this run has a roofline")
+    found = None if gpu is None else shipped_exchange(gpu, model, backend)
+    if found is None:
+        raise ConfigError(
+            f"engine.all2all_backend={backend}: was not timed on {model.num_expert_ranks} x {system.device.name} for "
+            f"experts like those of {model.name}; use {ALL_GATHER}"
+        )
+    return replace(system, profile=Profile(profile.meta, {**profile.tables, "exchange": found}))
 
 
 def _comes_along(source: str | None) -> bool:

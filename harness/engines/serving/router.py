@@ -183,7 +183,7 @@ class RouterServer:
             timeout = aiohttp.ClientTimeout(total=2)
             async with self._session.get(f"{server.address}/metrics", timeout=timeout) as answer:
                 if answer.status == 200:
-                    server.read(await answer.text())
+                    server.read(await answer.text(errors="replace"))
 
 
 def _request(number: int, body: abc.Mapping[str, Any], session: str | None) -> Request:

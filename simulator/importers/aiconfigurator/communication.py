@@ -21,6 +21,7 @@ whose links and switches are of the same generation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -82,7 +83,7 @@ def exchanges(database: Database) -> pd.DataFrame | None:
 
 def _collective(database: Database, name: str, ranks: int) -> MeasuredCurve | None:
     """NCCL's time of a collective over the bytes of all ranks; None if it was not measured."""
-    where = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
+    where: dict[str, Any] = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
     rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
     if rows.empty and database.system in _SAME_NCCL:
         rows = _in_bytes(_other(database, _SAME_NCCL).rows("comm", "nccl_perf", source="nccl", **where))
@@ -90,9 +91,11 @@ def _collective(database: Database, name: str, ranks: int) -> MeasuredCurve | No
 
 
 def _other(database: Database, alike: Mapping[str, str]) -> Database:
-    """The tables of the system whose links are like those of this one; the same where there is none."""
-    system = alike.get(database.system)
-    return database if system is None else database.of_system(system)
+    """The tables of the system whose links are like those of this one; its own where there are none."""
+    if database.system in alike:
+        with suppress(ProfileError):
+            return database.of_system(alike[database.system])
+    return database
 
 
 def _in_bytes(rows: pd.DataFrame) -> pd.DataFrame:

@@ -28,6 +28,8 @@ from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
+_FEW_TOKENS = 128  # up to which aiconfigurator takes TensorRT-LLM's kernel for few
+_BLOCK = 128  # rows and columns that share a scale in block-scaled FP8
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _DTYPES = {
     "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "int4_32": "int4_wo",
@@ -68,8 +70,21 @@ KERNELS = {
 }
 
 
+# Kernels of block-scaled FP8 that were timed for the sizes of each model, but not by the newest vLLM: where, the
+# versions of the tables, and on which systems.
+# Triton's were timed without the kernel that chooses experts. vLLM runs others on Blackwell, unless it is told not to
+# (VLLM_USE_FLASHINFER_MOE_FP8=0).
+# FlashInfer's CUTLASS on Hopper is TensorRT-LLM's runner of a mixture of experts, whose tables stand in for it.
+TRITON, CUTLASS = "triton_experts", "flashinfer_cutlass"
+_TIMED: dict[str, tuple[str | None, str, tuple[str, ...]]] = {
+    TRITON: (None, "0.19.0", ("b200_sxm",)),
+    CUTLASS: ("trtllm", "1.3.0rc20", ("h100_sxm", "h200_sxm")),
+}
+
+
 def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
-    """Time of a layer's experts over tokens, and the number of outliers.
+    """Time of a layer's experts over tokens, and the number of outliers. Where blocks of FP8 cannot be split among so
+    many ranks, which vLLM refuses, that of whole experts.
 
     Args:
         kernel: one of KERNELS; "" is the kernel that vLLM chooses.
@@ -77,12 +92,15 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     Raises:
         ProfileError: the database has no such times, or there is no such kernel.
     """
-    if kernel:
+    if kernel and kernel not in _TIMED:
         return _taken_over(database, model, ranks, kernel)
     dtype, block = dtype_of(model), model.first(Experts)
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
-    rows = _rows(database, dtype, _shape(model, block), moe_tp_size=ranks)
+    asked = database, dtype, _shape(model, block)
+    rows = _rows(*asked, **_where(database, dtype, kernel), moe_tp_size=ranks)
+    if rows.empty and not kernel and dtype == "fp8_block" and block.intermediate_size // ranks % _BLOCK:
+        rows = _rows(*asked, moe_tp_size=1, moe_ep_size=ranks)
     if rows.empty:
         raise ProfileError(
             f"{database.system}/{database.version} has no experts in {dtype} of "
@@ -100,7 +118,7 @@ def dtype_of(model: Model) -> str:
     return _DTYPES[name]
 
 
-def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
+def whole_experts(database: Database, model: Model, kernel: str = "") -> pd.DataFrame | None:
     """Time of a layer's experts where ranks share out whole ones, by ranks and the tokens of all of them; None if the
     database has no such times."""
     name, block = model.format_of("experts").name, model.first(Experts)
@@ -108,11 +126,27 @@ def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
         return None
     parts = []
     for ranks in (2, 4, 8, 16, 32):
-        rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=1, moe_ep_size=ranks)
+        where = _where(database, name, kernel)
+        rows = _rows(database, _DTYPES[name], _shape(model, block), **where, moe_tp_size=1, moe_ep_size=ranks)
         if len(rows):
             thin = measured_curve(rows, "num_tokens")[0].thinned()
             parts.append(pd.DataFrame({"num_ranks": ranks, "num_tokens": thin.sizes, "time_us": thin.times_us}))
     return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def timed_kernels(system: str) -> list[str]:
+    """The kernels of block-scaled FP8 that older tables or those of other engines have on a system."""
+    return [name for name, (_, _, systems) in _TIMED.items() if system in systems]
+
+
+def _where(database: Database, quantization: str, kernel: str) -> dict[str, Any]:
+    """The tables that time a kernel; those of the database where it is vLLM's own choice."""
+    if not kernel:
+        return {}
+    if quantization != "fp8_block" or kernel not in timed_kernels(database.system):
+        raise ProfileError(f"{database.system} has no times of {kernel} in {quantization}")
+    source, version, _ = _TIMED[kernel]
+    return {"source": source, "version": version}
 
 
 def _shape(model: Model, block: Experts) -> tuple[int, ...]:
@@ -165,7 +199,12 @@ def _weights(kernel: ExpertKernel, hidden: int, width: int) -> int:
 def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: Any) -> pd.DataFrame:
     where.setdefault("moe_ep_size", 1)
     where |= dict(zip(("hidden_size", "inter_size", "topk", "num_experts"), shape, strict=True))
-    return database.rows("moe", "moe_perf", moe_dtype=dtype, distribution=DISTRIBUTION, **where)
+    rows = database.rows("moe", "moe_perf", moe_dtype=dtype, distribution=DISTRIBUTION, **where)
+    if "kernel_source" not in rows.columns:
+        return rows
+    # TensorRT-LLM's experts in NVFP4 were timed twice: by a kernel for few tokens, and by CUTLASS's.
+    of_few = rows["kernel_source"].astype(str).str.endswith("min_latency")
+    return rows[of_few == (rows["num_tokens"] <= _FEW_TOKENS)] if of_few.any() else rows
 
 
 def _padded(size: int, multiple: int) -> int:

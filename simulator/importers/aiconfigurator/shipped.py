@@ -15,12 +15,17 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import pandas as pd
+
 from simulator.importers.aiconfigurator.compile import compile_profile, steps_table
+from simulator.importers.aiconfigurator.database import Database
+from simulator.importers.aiconfigurator.deep_ep import deep_ep_exchange
 from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.hardware import Device
 from simulator.models.model import Model
+from simulator.profile.archive import merged
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 
@@ -41,6 +46,14 @@ def compiled_profile(
     if not (FOLDER / "data" / system).is_dir():
         return None
     return _compiled(system, model, tensor_parallel_size, max_num_seqs, device, tuple(kernels), max_graph_tokens)
+
+
+@lru_cache(maxsize=16)  # as below
+def shipped_exchange(system: str, model: Model, backend: str) -> pd.DataFrame | None:
+    """What the model's ranks exchange by DeepEP's kernels, as of `deep_ep_exchange`; None if it was not timed."""
+    with suppress(ProfileError):
+        return deep_ep_exchange(Database(FOLDER, system), model, backend)
+    return None
 
 
 @lru_cache(maxsize=16)  # the same object for the same arguments, as cost models keep what they make of it
@@ -69,9 +82,10 @@ def _compiled(
     for kernel, table in kernels_of(system, model, ranks):
         if kernel in kernels:
             with suppress(ProfileError):  # not measured on this system
-                if not (other := compiled(kernel).tables[table]).equals(tables[table]):
-                    tables[table] = other
-                    ran.append(kernel)
+                known, other = profile.tables.get(table), compiled(kernel).tables.get(table)
+                if other is not None and (known is None or not other.equals(known)):
+                    tables[table] = other if known is None else merged(known, tables[table], other)
+                    ran += [kernel] if kernel not in ran else []
     if "piecewise_graphs" in kernels:
         tables["steps"] = steps_table(HOST)
         ran.append("piecewise_graphs")

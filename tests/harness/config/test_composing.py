@@ -1,8 +1,10 @@
 """A composer that keeps merged files composes what Hydra composes."""
 
+import os
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
@@ -32,6 +34,13 @@ REFUSED = (
 SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=out", "trace=azure,csv block_size=8"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def loaders() -> Iterator[tuple[ConfigLoader, Composer]]:
     """Hydra's own and ours, neither of which has loaded anything."""
@@ -57,23 +66,31 @@ def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, C
         assert all_of(ours.load_configuration("config", shlex.split(line), RunMode.RUN)) == all_of(expected)
 
 
-def test_options_known_from_other_configurations_are_put_together_as_by_hydra(
-    loaders: tuple[ConfigLoader, Composer], monkeypatch: pytest.MonkeyPatch
+def rows() -> list[list[str]]:
+    """Every option of every group that Hydra need not merge, in lines with an option of each group."""
+    groups = [folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "experiment"]
+    options = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in groups}
+    most = max(map(len, options.values()))
+    return [[f"{group}={names[place % len(names)]}" for group, names in options.items()] for place in range(most)]
+
+
+@pytest.mark.parametrize("line", rows(), ids=lambda line: "-".join(line)[:40])
+@pytest.mark.sample(3)
+def test_options_that_are_read_from_their_files_are_those_that_hydra_merges(
+    line: list[str], loaders: tuple[ConfigLoader, Composer]
 ) -> None:
     plain, ours = loaders
-    known = ["model=tiny trace=agentic speculation=draft_model", "scheduler=vllm_v0 device=l40s", "trace=synthetic"]
-    line = ["device=l40s", "speculation=draft_model", "trace=synthetic", "seed=2", "model=tiny"]
-    expected = all_of(plain.load_configuration("config", line, RunMode.RUN))
-    for each in known:
-        ours.load_configuration("config", each.split(), RunMode.RUN)
-    monkeypatch.setattr(plain, "load_configuration", None)
-    assert all_of(ours.load_configuration("config", line, RunMode.RUN)) == expected
+    assert len(ours._options(OverridesParser.create().parse_overrides(line))) > len(line) / 2
+    given = [*line, "seed=2"]
+    assert all_of(ours.load_configuration("config", given, RunMode.RUN)) == all_of(
+        plain.load_configuration("config", given, RunMode.RUN)
+    )
 
 
 @pytest.mark.parametrize(
     "option", ["experiment=vllm", "trace/lengths@trace.prompt=constant", "model@speculation.drafter=tiny"]
 )
-def test_a_choice_that_sets_more_than_its_group_is_not_put_together(
+def test_a_choice_that_sets_more_than_its_group_is_for_hydra(
     option: str, loaders: tuple[ConfigLoader, Composer]
 ) -> None:
     (override,) = OverridesParser.create().parse_overrides([option])
@@ -111,3 +128,25 @@ def test_files_are_read_once_and_a_composition_is_no_ones_but_its_own(
     second = ours.load_configuration("config", ["trace=synthetic", "block_size=8"], RunMode.RUN)
     assert (second.seed, second.block_size, second.trace.kind) == (0, 8, "synthetic")
     assert second.trace.num_requests != 1 and first.seed == 7
+
+
+def test_another_process_takes_what_was_merged_until_a_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    with initialize_config_dir(config_dir=str(tmp_path), version_base=None, job_name="twinserve"):
+        loader = GlobalHydra.instance().config_loader()
+    plain = loader._loader if isinstance(loader, Composer) else loader
+
+    def composed() -> object:
+        monkeypatch.setattr(composer, "_KEPT", defaultdict(composer._Kept))  # as in another process
+        return Composer(plain).load_configuration("config", [], RunMode.RUN).a
+
+    for value in (1, 22):
+        file.write_text(f"a: {value}")
+        assert composed() == value
+    for kept in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.pickle"):
+        kept.write_bytes(kept.read_bytes()[:-9])
+    assert composed() == 22, "a damaged file is merged again"
+    monkeypatch.setattr(plain, "load_configuration", None)
+    assert composed() == 22

@@ -144,7 +144,8 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
     assert (together.num_gpus, together.num_servers, together.router.rule) == (8, 4, "vllm_balancer")
     assert "--data-parallel-size 4 --enable-expert-parallel" in serve_command(together)
     for model in ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5"):  # whose layers are listed as blocks
-        apart = of_line(f"vllm serve {model} -dp 8 -ep")
+        apart = of_line(f"vllm serve {model} -dp 8 -ep --all2all-backend deepep_low_latency")
+        assert "--all2all-backend deepep_low_latency" in serve_command(apart)
         assert (apart.data_parallel_size, apart.expert_parallel, apart.replicas) == (8, True, 1)
     whole = of_line("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --enable-expert-parallel")
     assert (whole.data_parallel_size, whole.expert_parallel, whole.num_expert_ranks) == (1, True, 4)
@@ -165,6 +166,7 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
         (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: no JSON object"),
         (f"{SERVE} --kv-transfer-config.kv_connector LMCacheConnectorV1", "'LMCacheConnectorV1' is not simulated"),
         (f"{SERVE} --enable-lora", "--enable-lora"),
+        (f"{SERVE} --all2all-backend pplx", "--all2all-backend pplx: not simulated"),
         (f"{SERVE} --kv-cache-dtype fp8_ds_mla", "--kv-cache-dtype fp8_ds_mla"),
         (f"{SERVE} --quantization bitsandbytes", "--quantization bitsandbytes"),
         (f"{SERVE} --quantization compressed-tensors", "--quantization compressed-tensors"),

@@ -88,6 +88,13 @@ def test_padded_experts_multiply_all_rows_whatever_the_tokens() -> None:
     assert many > 2 * rows_many * 0.98 and float(curve.at(16)) < 1.02 * one
 
 
+def test_padded_rows_of_whole_experts_are_those_of_a_rank() -> None:
+    gemms = Gemms(Tables())  # type: ignore[arg-type]
+    whole = padded_experts(gemms, MOE, 1, RATES, 2)
+    rows = 8 + 64 * 127 + 56  # of them 56 fill the last 128
+    assert rows == 8192 and np.isclose(float(whole.at(1)), 2 * rows, rtol=0.02)
+
+
 def test_padded_experts_need_block_scaled_weights() -> None:
     with pytest.raises(ProfileError, match="deepgemm: .* has no experts in fp8_block"):
         padded_experts(Gemms(Tables()), QWEN, 2, RATES)  # type: ignore[arg-type]

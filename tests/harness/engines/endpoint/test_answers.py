@@ -115,6 +115,14 @@ def test_metrics_of_servers(said: str, pool: tuple[int, int]) -> None:
     assert steps["num_cached_tokens"].tolist() == [40]
 
 
+@pytest.mark.parametrize("number", ["x", "NaN", "+Inf", "-1", "1e300"])
+def test_a_number_that_no_metric_can_have_is_no_reading_of_it(number: str) -> None:
+    said = f"vllm:num_requests_running {number}\nvllm:kv_cache_usage_perc {number}\nvllm:num_requests_waiting 2\n"
+    said += 'vllm:cache_config_info{block_size="²",num_gpu_blocks="' + "9" * 5000 + '"} 1\n'
+    reading = parse(said, 1)
+    assert reading.values == {"waiting": 2} and reading.num_blocks is reading.block_size is None
+
+
 def test_a_server_without_metrics_is_no_reading() -> None:
     readings = Readings()
     readings.add("<html>not found</html>\nup 1\n", 3)

@@ -16,7 +16,7 @@ from harness.workload.readers import load_trace
 from harness.workload.readers.calls import LONGEST
 from harness.workload.trace import Trace
 from simulator.quantities import MAX_TOKENS
-from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA
+from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA, tracelab
 
 
 def read(config: TraceConfig, *, with_times: bool = False) -> Trace:
@@ -80,6 +80,35 @@ def test_rounds_of_tracelab_share_what_was_cached(tmp_path: Path) -> None:
     assert read(TraceLabTrace(path=str(path)), with_times=True).table["arrival_time"].tolist() == [0, 1, 6, 39]
 
 
+@pytest.mark.parametrize("says_ids", [True, False], ids=["by ids", "by the times of tools"])
+def test_sub_agents_of_tracelab_are_children_of_a_turn(says_ids: bool, tmp_path: Path) -> None:
+    """Two agents at once, and one that ends in time but began before any tool for agents was called."""
+    names = ["p", "p/subagents/a", "p/subagents/b"] if says_ids else ["p", "a", "b"]
+    start = ("user_message", "20.0")
+    lines = [
+        tracelab(names[0], 0, (300, 128, 40), start, ("tool_call", "24.0")),
+        tracelab(names[0], 1, (400, 300, 10), ("tool_result", "44.0"), ("text", "46.0")),
+        tracelab(names[0], 2, (500, 400, 10), ("user_message", "50.0"), ("text", "52.0")),
+        tracelab(names[1], 0, (200, 0, 5), ("user_message", "24.5"), ("text", "30.0")),
+        tracelab(names[1], 1, (260, 200, 5), ("tool_result", "31.0"), ("text", "43.0")),
+        tracelab(names[2], 0, (210, 0, 6), ("user_message", "25.0"), ("text", "36.0")),
+        tracelab("other", 0, (220, 0, 7), ("user_message", "23.0"), ("text", "24.0")),
+    ]
+    call = {"tool_name": "Task", "emitted_at": "2026-06-01T05:40:24Z", "result_at": "2026-06-01T05:40:43.5Z"}
+    if not says_ids:
+        lines[0]["tools"] = [call, {**call, "emitted_at": "2026-06-01T05:40:24.2Z"}, {**call, "tool_name": "Bash"}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = read(TraceLabTrace(path=str(path)))
+    expected = [
+        (300, 40, [], 0.0), (200, 5, [0], 0.5), (210, 6, [0], 1.0), (260, 5, [1], 1.0), (400, 10, [0, 3, 2], 1.0),
+        (500, 10, [4], 4.0), (220, 7, [], 0.0),
+    ]  # fmt: skip
+    assert columns(trace, *_SHOWN) == expected
+    assert trace.table["session_id"].tolist() == [0, 0, 0, 0, 0, 0, 3]
+    assert "2 sessions are of sub-agents, as ids or the times of tools say" in trace.notes
+
+
 def mooncake(path: Path, lines: list[dict[str, Any]], **options: Any) -> Trace:
     path.write_text("\n".join(map(json.dumps, lines)))
     return read(MooncakeTrace(path=str(path), **options))
@@ -98,7 +127,8 @@ def test_turns_of_aiperf_go_on_from_all_that_was_said(tmp_path: Path) -> None:
 
 def test_sessions_of_aiperf_are_named_by_numbers_or_texts(tmp_path: Path) -> None:
     turn = {"input_length": 10, "output_length": 2}
-    lines = [{**turn, "session_id": name} for name in (0, 0, "", "", ["a"], ["a"], {}, None)]
+    names: list[object] = [0, 0, "", "", ["a"], ["a"], {}, None]
+    lines = [{**turn, "session_id": name} for name in names]
     assert mooncake(tmp_path / "a.jsonl", lines).table["session_id"].tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
     rounds = [{**TRACELAB[0], "session_id": name} for name in (["a"], ["a"])]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
