@@ -180,11 +180,13 @@ def stretched(timed: MeasuredCurve, fixed_us: float, weights: float, share: floa
     return MeasuredCurve(timed.sizes, MeasuredCurve(timed.sizes / share, times).at(timed.sizes))
 
 
-def copying_work(model: Model, kernel: str) -> tuple[int, int]:
-    """Kernels of a layer that copy padded inputs or outputs of its experts, and bytes per token that they move."""
+def copying_work(model: Model, kernel: str, *, pads_input: bool) -> tuple[int, int]:
+    """Kernels of a layer that copy padded inputs or outputs of its experts, and bytes per token that they move. Without
+    `pads_input`, as in TensorRT-LLM, the input is padded as it is quantised."""
     copies = KERNELS[kernel].num_copies if kernel in KERNELS else 0
     if not copies:
         return 0, 0
+    copies -= not pads_input
     padded = _padded(model.hidden_size, KERNELS[kernel].hidden_multiple)
     return copies, copies * (model.hidden_size + padded) * model.dtype_bytes
 

@@ -120,8 +120,12 @@ def test_whole_experts_stand_in_where_blocks_cannot_be_split() -> None:
 
 
 def test_padded_inputs_and_outputs_are_copied_by_one_kernel_each() -> None:
-    assert copying_work(GPT_OSS, "mxfp4_mxfp8") == (2, 2 * (2880 + 3072) * 2)
-    assert copying_work(GPT_OSS, "marlin") == copying_work(GPT_OSS, "") == (0, 0)
+    assert copying_work(GPT_OSS, "mxfp4_mxfp8", pads_input=True) == (2, 2 * (2880 + 3072) * 2)
+    assert copying_work(GPT_OSS, "mxfp4_mxfp8", pads_input=False) == (1, (2880 + 3072) * 2)
+    for kernel in ("marlin", ""):
+        assert (
+            copying_work(GPT_OSS, kernel, pads_input=True) == copying_work(GPT_OSS, kernel, pads_input=False) == (0, 0)
+        )
 
 
 def test_experts_of_few_tokens_have_the_kernel_for_few_where_both_were_timed() -> None:
