@@ -28,6 +28,7 @@ from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST
+from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.experts import Experts
 from simulator.models.hardware import Device
 from simulator.models.model import Model
@@ -47,7 +48,6 @@ _FORMATS = ("none", "fp8", "fp8_block", "nvfp4")
 _OLD_PRODUCTS = {"b200_sxm": "/vllm/0.19.0"}  # tables of the kernel cutlass_fp4
 _OLD = "cutlass_fp4"
 _OF_OLD = (_OLD, "routing_kernels")  # of which a server has both, or none
-_HOPPER = ("h100_sxm", "h200_sxm")
 
 
 def main() -> None:
@@ -99,11 +99,16 @@ def _entry(sources: Sources, model: Model, ranks: int, device: Device) -> Entry:
     """The profile of a model, with the tables that other kernels change."""
     profile = open_profile(sources.name(), model, ranks, 256, device)
     changed = {"piecewise_graphs": {"steps": steps_table(HOST)}}
-    for kernel, table in _kernels(sources.system, model, ranks):
+    for kernel, table in kernels_of(sources.system, model, ranks):
+        if kernel == _OLD and sources.system not in _OLD_PRODUCTS:
+            continue
         with suppress(ProfileError):  # the system lacks its times
-            other = _of_any_model(sources, kernel, model, ranks, device).tables[table]
-            if not other.equals(profile.tables[table]):
-                changed[kernel] = {table: other}
+            other, known = (
+                _of_any_model(sources, kernel, model, ranks, device).tables.get(table),
+                profile.tables.get(table),
+            )
+            if other is not None and (known is None or not other.equals(known)):
+                changed.setdefault(kernel, {})[table] = other
     return Entry(profile, changed)
 
 
@@ -118,23 +123,6 @@ def _of_any_model(sources: Sources, kernel: str, model: Model, ranks: int, devic
     if (sources, ranks) not in _all_reduces:
         _all_reduces[sources, ranks] = open_profile(sources.name(kernel), model, ranks, 256, device)
     return _all_reduces[sources, ranks]
-
-
-def _kernels(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]:
-    """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table."""
-    if ranks > 1:
-        yield "separate_norms", "all_reduce"
-    if any(block.routes_ungrouped for _, block in model.of_kind(Experts)):
-        yield "routing_kernels", "tokens"
-    match model.quantization.name:
-        case "fp8":
-            yield "static_scales", "tokens"
-        case "fp8_block" if model.first(Experts) and system in _HOPPER and ranks < 8:
-            yield "deepgemm", "tokens"
-        case "nvfp4" if system in _OLD_PRODUCTS:
-            yield _OLD, "tokens"
-        case "mxfp4":
-            yield from (("marlin", "tokens"), ("mxfp4_mxfp8", "tokens"))
 
 
 def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Model, int]]:

@@ -28,7 +28,11 @@ from harness.workload.sampling import draw_sharegpt
 
 _DEVICES = {"a100": "a100-80gb", "h100": "h100-80gb", "h200": "h200"}
 _ENGINES = {"vllm": "vLLM", "python3": "SGLang", "trtllm-serve": "TensorRT-LLM"}
-_OTHER_SERVICE = ("--speculative", "--ep", "--enable-expert-parallel", "--dp", "--enable-dp-attention", "EAGLE")
+_OTHER_SERVICE = {
+    "speculation, of which the share of accepted drafts is not told": ("--speculative", "EAGLE"),
+    "data-parallel ranks of SGLang": ("--dp", "--enable-dp-attention"),
+}
+_MODELS = ("deepseek-ai/DeepSeek-V3.2",)  # that commands name by a folder
 _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 # Pages on which constants were fitted: of the front end, and of weights of few bits.
 _FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
@@ -96,10 +100,12 @@ def _point(measured: dict[str, Any], silicon: Path, cost: str) -> Point:
 
 def _command(measured: dict[str, Any], engine: str) -> str:
     """The command line of vLLM or SGLang for a server."""
-    command = str(measured["command"])
-    if any(word in command for word in _OTHER_SERVICE):
-        raise TwinServeError("speculation, data or expert parallelism")
-    if measured["page"].partition("/")[0] not in command.lower():
+    command = str(measured["command"]).replace("zai-org/GLM-4.6-FP8", "zai-org/GLM-4.6 --quantization fp8")
+    for reason, words in _OTHER_SERVICE.items():
+        if any(word in command for word in words):
+            raise TwinServeError(reason)
+    family = measured["page"].partition("/")[0].removesuffix("x")  # glm-4.x
+    if family not in command.lower():
         raise TwinServeError("the command names another model than the page")
     if engine == "vLLM":
         tokens = re.search(r"--max-num-batched-tokens \d+", measured["workload"] or "")
@@ -109,7 +115,9 @@ def _command(measured: dict[str, Any], engine: str) -> str:
     model = re.search(r"trtllm-serve (\S+)", command)
     ranks = re.search(r"--(?:tp_size|tp)[ =](\d+)", command)
     assert model is not None
-    return f"vllm serve {model[1]} -tp {ranks[1] if ranks else 1}"
+    experts = " --enable-expert-parallel" if re.search(r"--(?:ep_size|ep)[ =](?!1\b)\d+", command) else ""
+    name = next((name for name in _MODELS if name.lower().endswith(f"/{Path(model[1]).name.lower()}")), model[1])
+    return f"vllm serve {name} -tp {ranks[1] if ranks else 1}{experts}"
 
 
 def _trace(measured: dict[str, Any]) -> pd.DataFrame:

@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments import composed  # noqa: E402
+from harness.engines.engine import make_engine  # noqa: E402
 from harness.results.stored.environment import environment  # noqa: E402
-from harness.studies.run import make_engine  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
 from harness.workload.readers import load_trace  # noqa: E402
 

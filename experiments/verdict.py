@@ -23,9 +23,10 @@ import numpy as np
 
 from experiments import RESULTS, composed, provenance, write_result
 from harness.config import RunConfig
+from harness.engines.engine import make_engine
 from harness.results.metrics import summarize
 from harness.results.tables import RunResult
-from harness.studies.run import collect, make_engine
+from harness.studies.collecting import collect
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 

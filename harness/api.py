@@ -31,6 +31,7 @@ from harness.engines.availability import check_engine
 from harness.errors import ConfigError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
 from harness.results.stored.inputs import input_digests
+from harness.sinks.sending import check_sinks, send_run
 from harness.studies.outcome import Given, Run, with_table, write_settings
 from harness.studies.run import Write, nowhere, serve_trace
 
@@ -66,7 +67,12 @@ def run(*overrides: str, trace: TraceLike | None = None) -> Run:
         TraceError: the trace cannot be used.
         EngineError: a real engine failed. Its `partial` is the run up to then.
     """
-    outcome = _served(_asked("run", *_with_trace(overrides, trace)))
+    asked = _asked("run", *_with_trace(overrides, trace))
+    check_sinks(asked.config.sinks)
+    outcome = _served(asked)
+    if asked.config.sinks.names:
+        with TemporaryDirectory(prefix="twinserve-") as folder:
+            send_run(asked.config.sinks, outcome.save(Path(folder) / "run"))
     outcome.check()
     return outcome
 
@@ -99,6 +105,8 @@ def sweep(
     lines, table = _with_trace([*overrides, *itertools.starmap(_varied, (over or {}).items())], trace)
     lines, notes = importing.expand(lines)
     jobs = [(name, _asked("run", combination, table, notes)) for name, combination in _combinations(lines)]
+    if sinks := next((names for _, asked in jobs if (names := asked.config.sinks.names)), None):
+        raise ConfigError(f"sinks={sinks}: read by run(), and by sweeps of the command line")
     workers = num_workers([asked.config for _, asked in jobs], workers)
     with ended_on_failure(workers):
         futures = [(name, submit(workers, partial(_job, asked))) for name, asked in jobs]

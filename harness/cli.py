@@ -28,6 +28,7 @@ _VALUED: dict[tuple[str, ...], tuple[str, ...] | None] = {
     ("--cfg", "-c"): ("job", "hydra", "all"), ("--package", "-p"): None, ("--config-path", "-cp"): None,
     ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None,
 }  # fmt: skip
+_NAMED = ("model=", "device=")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
@@ -164,9 +165,10 @@ def _print_help(flags: Namespace) -> None:
 
 
 def _import_line(flags: Namespace) -> None:
-    """Puts overrides in the place of a command line of another tool; what they leave out goes to stderr."""
+    """Puts overrides in the place of a command line of another tool and of published names; what they leave out goes
+    to stderr."""
     key = next((key for key in KEYS for text in sys.argv[1:] if text.startswith(f"{key}=")), None)
-    if key is None:
+    if key is None and not any(text.startswith(_NAMED) for text in sys.argv[1:]):
         return
     importing = importlib.import_module("harness.config.command_lines.importing")  # late, as most runs do without it
     folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]

@@ -24,6 +24,8 @@ from harness.results.stored.files import (
     ERRORS,
     INPUTS,
     REPORT,
+    SENT,
+    SPANS,
     SUMMARY,
     VALIDATED,
     VALIDATION,
@@ -31,6 +33,7 @@ from harness.results.stored.files import (
 )
 from harness.results.stored.inputs import input_digests
 from harness.results.stored.perfetto import TRACE
+from harness.sinks.sending import sent_after
 from harness.studies.sweeps import sweep
 
 # The package that only this task needs, and the extra that installs it.
@@ -58,9 +61,10 @@ def run_job(cfg: DictConfig) -> None:
         return
     try:
         config = parse(cfg)
-        execute(config, folder)
-        if config.plots and config.task != "report":
-            sweep.write_report_page(folder, folder)
+        with sent_after(config.sinks, folder):
+            execute(config, folder)
+            if config.plots and config.task != "report":
+                sweep.write_report_page(folder, folder)
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 
@@ -99,7 +103,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, TRACE, CAPACITY, REPORT):
+    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, TRACE, CAPACITY, REPORT, SPANS, SENT):
         (folder / stale).unlink(missing_ok=True)
 
 

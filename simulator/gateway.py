@@ -76,7 +76,9 @@ class Gateway:
         self._held: list[Request] = []  # that came while no server took requests
         self._apart: dict[int, tuple[Request, int]] = {}  # whose prompt is computed elsewhere, and who will decode it
         for number, (replica, view) in enumerate(zip(replicas, self._desk.views, strict=True)):
-            replica.on_finish = self._on_end(view, number) if decoders is None else self._on_prompt(number, view)
+            replica.on_finish = (
+                self._on_end(view, number) if decoders is None else self._on_prompt(number, view, replica)
+            )
         self._decoders = decoders
         self._later = later
         self._handed_over: list[tuple[int, int, int, Request]] = []  # a heap by the time when they are due
@@ -187,7 +189,7 @@ class Gateway:
         self._arrivals.on_finish(request.request_id, request.arrival_time)
         request.forget_sequences()
 
-    def _on_prompt(self, number: int, view: View) -> Callable[[Request, int], None]:
+    def _on_prompt(self, number: int, view: View, replica: Replica) -> Callable[[Request, int], None]:
         def on_prompt(prompt: Request, now_ns: int) -> None:
             """The KV of a prompt is there: the request goes on, to the server that decodes it."""
             decoders = self._decoders
@@ -195,7 +197,8 @@ class Gateway:
             view.forget(prompt)
             request, chosen = self._apart.pop(prompt.request_id)
             note_prompt(request, prompt)
-            decoders.ports[chosen].expect(request, decoders.prefill_ports[number], prompt.sequences[0])
+            began_ns, origin = now_ns - replica.last_step_ns, decoders.prefill_ports[number]
+            decoders.ports[chosen].expect(request, origin, prompt.sequences[0], began_ns, now_ns)
             due_ns = now_ns + decoders.request_ns
             heapq.heappush(self._handed_over, (due_ns, request.request_id, chosen, request))
             self._later(decoders.request_ns, lambda: self._deliver(due_ns))

@@ -87,6 +87,7 @@ class Replica:
             a driver's.
         is_stopping: nothing is planned any more.
         reach: so many plans are priced at first, and more once these have passed (`lengthen`); a driver's.
+        last_step_ns: what the last step that has ended took.
         outlook: what knows when the next request comes to any server: plans are priced up to then, if that is longer.
 
     Raises:
@@ -117,6 +118,7 @@ class Replica:
         self.is_stopping = False
         self.reach = NEVER
         self.outlook: Source = self.source
+        self.last_step_ns = 0
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
@@ -272,6 +274,7 @@ class Replica:
             self.observer.on_step(plan, now, durations)
         if end > _LONGEST_RUN_NS:
             raise ImplausibleStepError(f"the run would take {_TOO_LONG}")
+        self.last_step_ns = last
         planned = None
         if scheduler.plans_ahead:  # the step to come was planned when the last step of this plan began
             started = end - last

@@ -56,7 +56,9 @@ def stores_of(systems: Sequence[System]) -> list[SharedStore | None]:
             found.append(None)
             continue
         node = number // tier.num_servers if tier.num_servers else 0
-        found.append(made.setdefault(node, SharedStore(tier.num_blocks, tier.eviction)))
+        if node not in made:
+            made[node] = SharedStore(tier.num_blocks, tier.eviction)
+        found.append(made[node])
         number += 1
     return found
 
@@ -64,7 +66,7 @@ def stores_of(systems: Sequence[System]) -> list[SharedStore | None]:
 def make_port(system: System, network: Network, store: SharedStore | None = None) -> Port:
     """The link of a server to others. Of layers with a sliding window the little that they keep is not counted."""
     links = system.tiers.links(system.pool, system.tensor_parallel_size, store)
-    return Port(network, system.pool.block_bytes, links or NoTransfers())
+    return Port(network, system.pool.block_bytes, links or NoTransfers(), system.model.num_layers)
 
 
 def scheduler_of(system: System) -> Scheduler:

@@ -53,6 +53,16 @@ class Link:
             return self._free_at
         return from_ns
 
+    def stream(self, num_blocks: int, num_layers: int, began_ns: int, ended_ns: int) -> int:
+        """Queue blocks that a step computes layer by layer between these times; returns when the last layer is there.
+
+        Between two layers the link is free for others.
+        """
+        first_ns = began_ns + (ended_ns - began_ns) // num_layers
+        whole_ns = num_blocks * self.block_ns
+        self._free_at = max(self._free_at, first_ns) + round(whole_ns)
+        return max(self._free_at, ended_ns + round(whole_ns / num_layers))
+
 
 class StoreLink:
     """The link of a server to a store that it shares, one for each device, with a queue for each direction.

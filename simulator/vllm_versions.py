@@ -22,13 +22,17 @@
     routing_kernels    experts of MiniMax-M2 on data-centre Blackwell are chosen by kernels beside theirs; not since
                        0.22, which knows this kind of routing (RoutingMethodType.MiniMax2)
     deepgemm           experts in block-scaled FP8 on Hopper by DeepGEMM's padded product, not on 8 GPUs
-                       (`simulator.importers.aiconfigurator.deep_gemm`); that 0.14 ended it is inferred
+                       (`simulator.importers.aiconfigurator.deep_gemm`); 0.13 skips the rows of padding
+                       (fill_value=-1 of its fused_moe/deep_gemm_utils.py), and is priced, as 0.14, by Triton's times
+    flashinfer_cutlass experts in block-scaled FP8 on Hopper of which each GPU has a part, in 0.15 and 0.16 (the order
+                       in their fused_moe/oracle/fp8.py); Triton's since 0.17. Whole experts stay FlashInfer's
     marlin             experts of gpt-oss, until the kernels of Triton came with vLLM (0.12, inferred: a step of 8,192
                        tokens of gpt-oss-20b takes 228 ms on an H100 with 0.11, 205 by Marlin's times, 103 by Triton's)
     cutlass_fp4        NVFP4 products of FlashInfer's CUTLASS (pull request 22346) until CuTe DSL's of 0.22 (42235)
 
 Other kernels are not of a version: a checkpoint with `static_scales`, or a server that was told to run `marlin` or
-`mxfp4_mxfp8` for the experts of gpt-oss (`simulator.importers.aiconfigurator.experts`).
+`mxfp4_mxfp8` for the experts of gpt-oss or `triton_experts` in block-scaled FP8 on B200
+(`simulator.importers.aiconfigurator.experts`), or routers with inputs in TF32 (`tf32_router`).
 
 The front end takes 1.5 ms of work for a request (gpt-oss-20b on H100, 1,000 at once), 4.5 us for each token of its
 prompt, and 10 ms from client to engine (InferenceX, gpt-oss with few clients; ±50 %, assumed). In 0.11 a chat request
@@ -85,7 +89,9 @@ _VERSIONS = (
     VllmVersion((0, 9), False, _ACCOUNT, ("piecewise_graphs", "separate_norms", *_UNTIL_0_22, "marlin")),
     VllmVersion((0, 11), False, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "marlin")),
     VllmVersion((0, 12), False, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "deepgemm")),
+    VllmVersion((0, 13), False, _ACCOUNT, ("separate_norms", *_UNTIL_0_22)),
     VllmVersion((0, 14), True, _ACCOUNT, ("separate_norms", *_UNTIL_0_22)),
+    VllmVersion((0, 15), True, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "flashinfer_cutlass")),
     VllmVersion((0, 17), True, "vllm_0.17", _UNTIL_0_22),
     VllmVersion((0, 20), True, "vllm", _UNTIL_0_22, 0.92),
     VllmVersion((0, 22), True, "vllm", (), 0.92),
@@ -97,8 +103,8 @@ _VERSIONS = (
     VllmVersion((0, 31), True, "vllm", (), 0.92, "unhashed_first", 16384, False, True, "always", False, True),
     VllmVersion((0, 33), True, "vllm", (), 0.92, "unhashed_first", 16384, False, False, "always", True, True),
 )
-OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8")
-KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", *_UNTIL_0_22, *OWN_CHOICES)
+OWN_CHOICES = ("static_scales", "marlin", "mxfp4_mxfp8", "triton_experts", "tf32_router")
+KERNELS = ("piecewise_graphs", "separate_norms", "deepgemm", "flashinfer_cutlass", *_UNTIL_0_22, *OWN_CHOICES)
 
 
 def vllm_version(name: str | None) -> VllmVersion:

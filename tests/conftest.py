@@ -1,76 +1,23 @@
 """What every test starts from."""
 
 import atexit
-import copy
-import functools
 import gc
 import logging
 import multiprocessing
 import os
-import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start keep what they compile
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
-import omegaconf.base
 import pytest
-from hydra._internal import config_repository, defaults_list
-from hydra._internal.config_repository import ConfigRepository
-from hydra.core.global_hydra import GlobalHydra
-from hydra.plugins.config_source import ConfigResult
 from hypothesis import Phase, settings
 
-from harness.config.composing.composer import Composer, Merged
-
-CONF = Path(__file__).resolve().parents[1] / "conf"
-
-_interpolations = defaults_list._create_interpolation_map
-_initialize = GlobalHydra.initialize
-_load_config = ConfigRepository.load_config
-_loaded: dict[str, bytes] = {}
-_merged: Merged = {}
-
-
-def _compose_once(instance: GlobalHydra, hydra: Any) -> None:
-    """In place of `GlobalHydra.initialize`: the tree of this project does not change while tests run."""
-    elements = hydra.config_loader.get_search_path().get_path()
-    folders = [element.path for element in elements if element.provider not in ("hydra", "schema")]
-    is_ours = [Path(str(folder).removeprefix("file://")).resolve() for folder in folders] == [CONF]
-    loader = hydra.config_loader._loader if isinstance(hydra.config_loader, Composer) else hydra.config_loader
-    hydra.config_loader = Composer(loader, _merged if is_ours else None)
-    _initialize(instance, hydra)
-
-
-def _load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
-    """In place of `ConfigRepository.load_config`: the files of this project are parsed once."""
-    folders = [source.path for source in repository.sources if source.provider not in ("hydra", "schema")]
-    if [Path(folder).resolve() for folder in folders] != [CONF]:
-        return _load_config(repository, config_path)
-    if config_path not in _loaded:
-        _loaded[config_path] = pickle.dumps(_load_config(repository, config_path))
-    result: ConfigResult | None = pickle.loads(_loaded[config_path])
-    return result
-
-
-def _interpolations_of_some(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
-    """In place of `_create_interpolation_map`, a quarter of a composition: few files name others by a choice."""
-    return _interpolations(overrides, defaults, self_added) if any(d.is_interpolation() for d in defaults) else None
-
-
-# A composition of new options takes half the time: a text is parsed once, and sources, which stay as they are, are not
-# copied deeply.
-omegaconf.base.parse = functools.cache(omegaconf.base.parse)
-config_repository.copy = SimpleNamespace(deepcopy=copy.copy)  # type: ignore[assignment]
-defaults_list._create_interpolation_map = _interpolations_of_some  # type: ignore[assignment]
-GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
-ConfigRepository.load_config = _load_once  # type: ignore[method-assign, assignment]
 sys.dont_write_bytecode = False  # assertions, too, are rewritten once and not in each run
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 

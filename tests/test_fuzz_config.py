@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ def hang(*_: object) -> Outcome:
         pass
 
 
+def sleep(*_: object) -> Outcome:
+    time.sleep(100)
+    return Outcome("done")
+
+
 def take_memory(*_: object) -> Outcome:
     taken = bytearray(4 * worker.MEMORY_BYTES)
     return Outcome("done", detail=str(len(taken)))
@@ -87,14 +93,15 @@ def die(*_: object) -> Outcome:
 
 @pytest.mark.parametrize(
     ("action", "signature"),
-    [(hang, "hang in "), (take_memory, "MemoryError in "), (die, "killed (-9) in ")],
-    ids=["hang", "memory", "kill"],
+    [(hang, "hang in "), (sleep, "hang in "), (take_memory, "MemoryError in "), (die, "killed (-9) in ")],
+    ids=["hang", "sleep", "memory", "kill"],
 )
 def test_a_case_that_ends_its_process_is_known_and_stops_no_other(
     action: Callable[..., Outcome], signature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = Case((), ("bad",)), Case((), ("good",))
     monkeypatch.setattr(worker, "LONGEST_S", 0.2)
+    monkeypatch.setattr(worker, "LONGEST_WAIT_S", 0.5 if action == sleep else 90.0)
     monkeypatch.setattr(
         execution, "_launch", lambda case, out: action() if case == bad else (_ for _ in ()).throw(KeyError("seen"))
     )

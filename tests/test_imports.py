@@ -19,8 +19,8 @@ CLOCKS_AND_DICE = {"time", "random", "datetime", "os", "io", "threading", "async
 CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
-    "errors", "interrupts", "streams", "config", "workload", "results", "measured", "figures", "record", "engines",
-    "studies", "validation", "calibration", "api", "terminal", "jobs", "cli", "command",
+    "errors", "interrupts", "streams", "hub", "config", "workload", "results", "measured", "figures", "record",
+    "engines", "sinks", "studies", "validation", "calibration", "api", "terminal", "jobs", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "engines" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 

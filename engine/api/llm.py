@@ -13,12 +13,13 @@ import torch
 from tqdm import tqdm
 
 from engine.api.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
+from engine.api.call_arguments import Params, check_params, params_of, priorities_of
 from engine.api.calls import Calls, Stream
-from engine.api.detokenizer import TokenTexts, bad_word_tokens
+from engine.api.detokenizer import TokenTexts
 from engine.api.llm_engine import LLMEngine
 from engine.api.model_folder import default_sampling_params, load_tokenizer
 from engine.api.outputs import RequestOutput
-from engine.api.prompts import Prompt, Prompts, check_token_ids, read_prompts
+from engine.api.prompts import Prompt, Prompts, read_prompts, render
 from engine.api.request_state import RequestState
 from engine.api.step_report import StepReport
 from engine.core.sequence import Request
@@ -29,7 +30,6 @@ from engine.runner.executors.executor import longest_sequence
 from engine.runner.executors.tensor_parallel import make_executor
 from engine.sampling_params import SamplingParams
 
-Params = SamplingParams | abc.Sequence[SamplingParams] | None
 Messages = abc.Sequence[abc.Mapping[str, Any]]
 
 
@@ -252,9 +252,9 @@ class LLM:
         priority: abc.Sequence[int] | None,
         arrival_ns: int | None = None,
     ) -> Stream:
-        params = self._params_of(prompts, sampling_params)
-        priorities = _checked_priorities(priority, len(prompts))
-        bad_words = {id(each): self._check(each) for each in params}
+        params = params_of(prompts, sampling_params, self._default_params)
+        priorities = priorities_of(priority, len(prompts))
+        bad_words = {id(each): check_params(each, self.model_config.vocab_size, self.tokenizer) for each in params}
         states = []
         for i, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
             self._num_requests += 1
@@ -270,53 +270,6 @@ class LLM:
             state = RequestState(i, request, prompt, each, self.tokenizer, self._token_texts, bad_words[id(each)])
             states.append(state)
         return self._calls.open(states)
-
-    def _params_of(self, prompts: list[Prompt], params: Params) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or self._default_params] * len(prompts)
-        params = list(params)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
-        for i, each in enumerate(params):
-            if not isinstance(each, SamplingParams):
-                raise ValueError(f"sampling_params[{i}]: {each!r} is not a SamplingParams")
-        return params
-
-    def _check(self, params: SamplingParams) -> list[list[int]]:
-        """Check what depends on the model; returns the token ids of the bad words."""
-        size = self.model_config.vocab_size
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            check_token_ids(list(getattr(params, name) or ()), size, name)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > size:
-                raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {size} tokens")
-        if self.tokenizer is None and (params.stop_strings or params.bad_words):
-            raise ModelError("the model has no tokenizer, which stop strings and bad_words need")
-        if params.stop_strings and not params.detokenize:
-            raise ValueError("stop strings need detokenize=True")
-        words = bad_word_tokens(self.tokenizer, params.bad_words)
-        return [check_token_ids(tokens, size, f"bad_words ({word!r})") for word, tokens in words]
-
-
-def _checked_priorities(priority: abc.Sequence[int] | None, num_prompts: int) -> list[int]:
-    """A priority for each prompt."""
-    if priority is None:
-        return [0] * num_prompts
-    if not isinstance(priority, abc.Sequence) or any(type(each) is not int for each in priority):
-        raise ValueError(f"priority={priority!r}: must be a list of integers, one for each prompt")
-    priorities = list(priority)
-    if len(priorities) != num_prompts:
-        raise ValueError(f"{len(priorities)} priorities for {num_prompts} prompts; give one for each")
-    return priorities
-
-
-def render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
-    """A conversation as text, by the chat template."""
-    try:
-        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-    except Exception as error:  # templates raise errors of any type
-        raise ValueError(f"messages[{index}]: {error}") from error
-    return text
 
 
 def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:

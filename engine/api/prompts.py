@@ -118,3 +118,12 @@ def _short(value: object) -> str:
     """A value for an error message, in one line."""
     text = ascii(value) if isinstance(value, str) else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
+    """A conversation as text, by the chat template; raises ValueError, which names it by its index."""
+    try:
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except Exception as error:  # templates raise errors of any type
+        raise ValueError(f"messages[{index}]: {error}") from error
+    return text

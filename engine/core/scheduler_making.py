@@ -13,6 +13,7 @@ from engine.core.kv.contiguous import ContiguousManager
 from engine.core.kv.radix import RadixManager
 from engine.core.kv.reservation import Contiguous
 from engine.core.kv.stateful import StatefulManager
+from engine.core.kv.stored import StoredManager
 from engine.core.kv.tier import HOST, Tier
 from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
@@ -50,7 +51,7 @@ def make_scheduler(
         ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
             `contiguous` goes with none of `options`.
     """
-    if options.eviction == "radix" and max_num_batched_tokens < block_size:
+    if options.eviction in ("radix", "stored") and max_num_batched_tokens < block_size:
         raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens}: must be >= block_size={block_size}")
     if options.preemption in ("swap", "auto") and not num_host_blocks:
         raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
@@ -112,9 +113,11 @@ def _make_blocks(
         num_drafts = make_decodes(block_size, longest).tokens_per_decode - 1
         num_drafts += bool(num_drafts and options.async_scheduling)  # those behind the last token may be verified, too
         return ContiguousManager(num_blocks, block_size, contiguous, longest, num_drafts)
-    if options.eviction == "radix":
+    if options.eviction in ("radix", "stored"):
         if offload is not None or num_lanes > 1:
-            raise ValueError("eviction=radix: goes with neither tiers behind the device nor a pipeline")
+            raise ValueError(f"eviction={options.eviction}: goes with neither tiers behind the device nor a pipeline")
+        if options.eviction == "stored":
+            return StoredManager(num_blocks, block_size, enable_prefix_caching=options.enable_prefix_caching)
         return RadixManager(num_blocks, block_size, enable_prefix_caching=options.enable_prefix_caching)
     host = Tier(HOST, num_host_blocks) if num_host_blocks else None
     if state_blocks:

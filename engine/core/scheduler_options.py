@@ -11,7 +11,7 @@ from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
 from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
 from engine.core.planning.policy_options import read_options
-from engine.core.policies import find_policy
+from engine.core.policies import POLICIES, find_policy
 from engine.core.running.preemption import PreemptionMode
 
 
@@ -32,7 +32,8 @@ class SchedulerOptions:
         eviction: which free blocks are taken first: "lru" whichever was freed first, cached or not. The others spare
             the prefix cache; then "unhashed_first" takes the cached block that was freed first, "fifo" the one that was
             cached first, "lfu" the one that was hit least often. Of a cached prefix the end goes first. "radix" is the
-            tree of `policy=sglang`.
+            tree of `policy=sglang`; "stored", of `policy=trtllm`, is "lru" where a prompt is cached when all of it is
+            computed, and what was generated at the end of the sequence.
         victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
             running; "last" the last admitted; "least_urgent" the last come of the least urgent; "fewest_tokens_lost"
             who has computed the fewest tokens; "most_blocks_freed" who holds the most blocks that nobody shares;
@@ -96,21 +97,19 @@ class SchedulerOptions:
             raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: read by preemption='auto' only")
         if self.admission == "first_chunk" and self.allocation != "chunk":
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
-        uses_tree = self.eviction == "radix"
-        if policy is not None and policy.uses_radix_tree != uses_tree:
-            raise ValueError(f"eviction={self.eviction}: policy=sglang, and no other, has eviction=radix")
-        if uses_tree and (conflict := _conflict_with_tree(self)):
-            raise ValueError(f"{conflict}: not with policy=sglang; scheduler=sglang sets what it needs")
+        if policy is not None:
+            self._check_needs(policy.needs)
 
-
-def _conflict_with_tree(options: SchedulerOptions) -> str | None:
-    """What does not go with a radix tree, as a name and a value; None if all does."""
-    needed = {
-        "allocation": "chunk", "admission": "full_prompt", "preemption": "recompute", "max_padding": None,
-        "long_prefill_token_threshold": 0,
-    }  # fmt: skip
-    wrong = (name for name, value in needed.items() if getattr(options, name) != value)
-    return next((f"{name}={getattr(options, name)}" for name in wrong), None)
+    def _check_needs(self, needs: Mapping[str, object]) -> None:
+        """Raise ValueError if the policy lacks what it needs, or has the eviction that another one needs."""
+        for name, each in POLICIES.items():
+            if self.eviction == each.needs.get("eviction") != needs.get("eviction"):
+                raise ValueError(f"eviction={self.eviction}: policy={name}, and no other, has eviction={self.eviction}")
+        for name, value in needs.items():
+            if (given := getattr(self, name)) != value:
+                raise ValueError(
+                    f"{name}={given}: policy={self.policy} needs {name}={value}; scheduler={self.policy} sets it"
+                )
 
 
 def conflict_with_drafts(options: SchedulerOptions) -> str | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api.calls import Stream
-from engine.api.llm import LLM, render
+from engine.api.llm import LLM
 from engine.api.outputs import RequestOutput
+from engine.api.prompts import render
 from engine.sampling_params import SamplingParams
 from engine.server.backend import Channel, Delta, Opened, PromptInput
 from engine.server.tally import Tally

@@ -56,6 +56,9 @@ class Answering:
         self._kind = ("chat.completion" if asked.is_chat else "text_completion", ".chunk" if asked.is_chat else "")
         self._opening = f"data: {_to_json(self._head(self._kind[1]))[:-1]},"
         self._choices = [Choice() for _ in range(len(opened.prompts) * asked.params.n)]
+        text, self._after = ('"delta":{"content":', "},") if asked.is_chat else ('"text":', ",")
+        self._before = [f'{self._opening}"choices":[{{"index":{i},{text}' for i in range(len(self._choices))]
+        self._num_prompt_tokens = sum(map(len, opened.prompts))
         self._has_begun = False
         self._num_tokens = 0
 
@@ -101,11 +104,10 @@ class Answering:
     def _next_chunk(self, delta: Delta) -> bytes:
         """The chunk of a delta that ends nothing, which nearly all are: put together without making its document."""
         index = self._note(delta)
-        before, after = ('"delta":{"content":', "}") if self._asked.is_chat else ('"text":', "")
         ids = f',"token_ids":{_to_json(delta.token_ids)}' if self._asked.shows_ids else ""
-        usage = f',"usage":{_to_json(self._usage())}' if self._asked.shows_running_usage else ""
+        usage = f',"usage":{self._usage_text()}' if self._asked.shows_running_usage else ""
         return (
-            f'{self._opening}"choices":[{{"index":{index},{before}{encode_basestring_ascii(delta.text)}{after},'
+            f"{self._before[index]}{encode_basestring_ascii(delta.text)}{self._after}"
             f'"logprobs":null,"finish_reason":null,"stop_reason":null{ids}}}]{usage}}}\n\n'
         ).encode()
 
@@ -116,16 +118,16 @@ class Answering:
     def _note(self, delta: Delta) -> int:
         """Add a delta to its sequence, whose number is returned, and count it."""
         index = delta.prompt * self._asked.params.n + delta.sequence
-        choice, now = self._choices[index], time.perf_counter()
-        if delta.token_ids:
+        choice, now, number = self._choices[index], time.perf_counter(), len(delta.token_ids)
+        if number:
             if choice.last_s is not None:
-                self._tally.times["itl"].add((now - choice.last_s) / len(delta.token_ids), len(delta.token_ids))
+                self._tally.times["itl"].add((now - choice.last_s) / number, number)
             choice.last_s = now
             if not self._has_begun:
                 self._tally.times["ttft"].add(now - self._started_s)
                 self._has_begun = True
-            self._num_tokens += len(delta.token_ids)
-            self._tally.output_tokens += len(delta.token_ids)
+            self._num_tokens += number
+            self._tally.output_tokens += number
         if self._asked.stream:
             choice.finish_reason = delta.finish_reason
         else:
@@ -142,7 +144,7 @@ class Answering:
     def _chunk(self, choices: list[dict[str, Any]], *, with_usage: bool = False) -> bytes:
         text = f'{self._opening}"choices":{_to_json(choices)}'
         if with_usage or self._asked.shows_running_usage:
-            text += f',"usage":{_to_json(self._usage())}'
+            text += f',"usage":{self._usage_text()}'
         return f"{text}}}\n\n".encode()
 
     def _choice(self, index: int, choice: Choice, part: str) -> dict[str, Any]:
@@ -163,13 +165,15 @@ class Answering:
         return found
 
     def _usage(self) -> dict[str, Any]:
-        num_prompt = sum(map(len, self._opened.prompts))
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": self._num_tokens,
-            "total_tokens": num_prompt + self._num_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._channel.num_cached_tokens},
-        }
+        usage: dict[str, Any] = json.loads(self._usage_text())
+        return usage
+
+    def _usage_text(self) -> str:
+        num_prompt, num_output = self._num_prompt_tokens, self._num_tokens
+        return (
+            f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_output},"total_tokens":{num_prompt + num_output},'
+            f'"prompt_tokens_details":{{"cached_tokens":{self._channel.num_cached_tokens}}}}}'
+        )
 
 
 def _completion_logprobs(logprobs: list[TokenLogprobs]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
 from experiments.board.pages import write_pages
 from experiments.board.point import Found, flat, table_of
+from experiments.inferencex import apart
 from experiments.inferencex import points as inferencex
 from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.engines.resolving.known_error import KNOWN_ERRORS
@@ -81,16 +82,18 @@ def main() -> None:
 
 def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
     """By name, what makes points: a server, a page or an arm each; first those of vLLM by measured kernels."""
-    selections = sorted(inferencex.selections(silicon), key=lambda selected: selected[0] != "vllm")
+    selections = sorted(inferencex.selections(silicon), key=lambda selected: selected.backend != "vllm")
     runs = data / "gpustack" / "runs.jsonl"
     for cost, share in (("profiled", every), ("roofline", every * _ROOFLINE_SHARE)):
         for page in ordinary_servers.pages(runs):
             yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, silicon, page, share, cost)
         for selected in selections:
-            if cost == "profiled" or selected[0] == "vllm":
-                name = f"inferencex {cost} {' '.join(selected)}"
+            if cost == "profiled" or selected.backend == "vllm":
+                name = f"inferencex {cost} {' '.join(map(str, selected))}"
                 yield name, partial(inferencex.points, silicon, selected, share, cost)
         if cost == "profiled":
+            for which in apart.selections(silicon):
+                yield f"inferencex apart {' '.join(which)}", partial(apart.points, silicon, which, every)
             yield from _few(data)
 
 

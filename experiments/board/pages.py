@@ -30,6 +30,11 @@ def _served(engine: str, cost: str = "kernels", kind: str = "") -> Callable[[pd.
     return mask
 
 
+def _apart(engine: str) -> Callable[[pd.DataFrame], pd.Series[bool]]:
+    """Which points are of fleets of `engine` by InferenceX and NVIDIA."""
+    return lambda table: table["load"].eq(FLEET) & table["engine"].eq(engine) & table["source"].ne("llm-d")
+
+
 _BY_KERNELS, _BY_ROOFLINE = _served("vLLM"), _served("vLLM", "roofline")
 # Rows of several classes: their name in fidelity.md, that in README.md, and which of the points that count.
 _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
@@ -50,8 +55,11 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     (
         "fleets of llm-d: 8 servers behind routers; prompts and decodes apart",
         "fleets of vLLM by llm-d",
-        lambda table: table["load"].eq(FLEET),
+        lambda table: table["load"].eq(FLEET) & table["source"].eq("llm-d"),
     ),
+    ("fleets of InferenceX, prompts and decodes apart: vLLM", "", _apart("vLLM")),
+    ("fleets of InferenceX: TensorRT-LLM, simulated as vLLM by its own kernels", "", _apart("TensorRT-LLM")),
+    ("fleets of InferenceX: SGLang, simulated as vLLM", "", _apart("SGLang")),
     ("SGLang, by its scheduler and kernels", "SGLang, by its scheduler and kernels", _served("SGLang")),
     ("TensorRT-LLM, simulated as vLLM", "TensorRT-LLM, simulated as vLLM", _served("TensorRT-LLM")),
 ]

@@ -4,8 +4,11 @@ Those of SGLang are simulated as SGLang 0.5.23 with the times of its kernels, an
 mix prompts with decodes, as aiconfigurator's generator sets them (rule_plugin/sglang.rule, commit 1089dfa8e; that it
 made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT shows.
 
-Those of TensorRT-LLM are simulated as the newest vLLM of the same model and GPUs, their settings not looked up: what
-that tells is how far TensorRT-LLM is from vLLM.
+Those of TensorRT-LLM are simulated by its scheduler with the times of its kernels (1.3.0rc20), as scripts of InferenceX
+or the defaults have it. Of its experts in MXFP4 the database has whole ones only; the kernels of gpt-oss are Triton's
+on Hopper, which vLLM calls too, and on Blackwell those that SGLang calls through FlashInfer (`experts.KERNELS`). Not
+simulated: prompts that are held back on purpose (batch_wait_timeout_iters of Llama's scripts, on fewer than 8 GPUs with
+prompts and answers of 1,024 tokens).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ _MODELS: dict[str, tuple[str, dict[str, str]]] = {
 _NVIDIAS = ("Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B-Instruct")
 _WHY = "simulated as the newest vLLM"
 _UNMIXED = ("Qwen/Qwen3-32B",)
+_HOPPER = ("h100_sxm", "h200_sxm")
 _TABLES = {"a100_sxm": "0.5.10"}  # of SGLang's kernels; others: 0.5.14
 DEVICES = {
     "a100_sxm": "a100-80gb", "h100_sxm": "h100-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300",
@@ -68,6 +72,36 @@ def of_sglang(server: PublicServer, kernels: str) -> PublicServer:
     )
     more |= {"cost.profile": kernels} if kernels else {}
     return server._replace(more=more, has_front_end=False, why=why)
+
+
+def of_trtllm(server: PublicServer, kernels: str) -> PublicServer:
+    """`server` as TensorRT-LLM's; `kernels` as in `cost.profile`, "" where they do not matter.
+
+    InferenceX's servers have no block reuse, and a KV cache in 8 bits but for gpt-oss on Hopper; a step may hold
+    MAX_MODEL_LEN tokens for Llama, 20,000 for gpt-oss (benchmarks/70b_fp8_h200_trt_slurm.sh, 70b_fp4_b200_trt_slurm.sh,
+    gptoss_fp4_h200_trt.sh, gptoss_fp4_b200_trt.sh). NVIDIA's are taken to have the defaults.
+    """
+    more: dict[str, Any] = {"scheduler": "trtllm", "block_size": 32, "frontend": "none"}
+    more |= {"engine.memory_account": "trtllm"} | ({"cost.profile": kernels} if kernels else {})
+    given: dict[str, Any] = {}
+    if server.length_ratio != 1:
+        is_gpt = server.model == "gpt-oss-120b"
+        given = {
+            "kv_cache_dtype": "auto" if is_gpt and server.device in (DEVICES[each] for each in _HOPPER) else "fp8",
+            "tokens_beyond_prompt": 11_808 if is_gpt else 1_224,
+            "gpu_memory_utilization": 0.85 if is_gpt else 0.9,
+        }
+        more |= {"scheduler.enable_prefix_caching": "false"}
+    return server._replace(
+        **given, more=more, has_front_end=False, why="TensorRT-LLM's defaults and InferenceX's scripts"
+    )
+
+
+def trtllm_kernels(silicon: Path, system: str, server: PublicServer) -> str:
+    """The profile of TensorRT-LLM's kernels out of the package that `silicon` lies in, as in `cost.profile`."""
+    kernel = {"fp8": "+static_scales", "mxfp4": "+triton" if system in _HOPPER else "+mxfp4_mxfp8"}
+    name = f"{system}/trtllm/1.3.0rc20{kernel.get(server.quantization, '')}"
+    return f"aiconfigurator:{silicon.resolve().parent}:{name}"
 
 
 def sglang_kernels(silicon: Path, system: str) -> str:

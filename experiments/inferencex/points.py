@@ -13,17 +13,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
-from experiments.inferencex.other_engines import DEVICES, ENGINES, of_sglang, other_server, sglang_kernels
+from experiments.inferencex.other_engines import (
+    DEVICES,
+    ENGINES,
+    of_sglang,
+    of_trtllm,
+    other_server,
+    sglang_kernels,
+    trtllm_kernels,
+)
 from experiments.inferencex.simulation import CaseRows
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
+from harness.measured.inferencex import days
 from harness.measured.public_servers import SERVERS, PublicServer
 from harness.validation.closed_loops import num_gpus
 from harness.validation.contradictions import contradicted
@@ -33,40 +42,68 @@ _LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"
 _PEER = RESULTS / "inferencex_peer.csv"
 _FITTED = {("Llama-3.1-70B FP8", "h100-80gb", None), ("Qwen3-32B", "h100-80gb", 2)}  # server, GPU and number of GPUs
 _MOST_GPUS = 8
+_COLUMNS = ("backend", "model_path", "precision", "system")
+_UNDATED = "the day on which these rows were measured is not known"
 _DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
-Selected = tuple[str, str, str, str, str]  # backend, model_path, precision, system, and backend_version or ""
+
+
+class Selected(NamedTuple):
+    """What rows of one server have in common; `server` is its place in SERVERS, None of other engines and of the rows
+    of vLLM that are no known server's."""
+
+    backend: str
+    model_path: str
+    precision: str
+    system: str
+    server: int | None = None
 
 
 def selections(data: Path) -> Iterator[Selected]:
-    """What rows of one server have in common."""
+    """The rows of each server, and those that are of none."""
     table = pd.read_csv(data)
-    columns = ["backend", "model_path", "precision", "system"]
-    texts = table[columns].astype(object).fillna("nan").astype(str)
-    versions = {server.row_version for server in SERVERS}
-    known = table["backend_version"].astype(str)
-    texts["version"] = known.where(known.isin(versions) & texts["backend"].eq("vllm"), "")
-    for backend, model_path, precision, system, version in texts.drop_duplicates().itertuples(index=False):
-        by_version = any(each.row_version for each in _servers(model_path, precision, DEVICES[system]))
-        if by_version or not version:
-            yield backend, model_path, precision, system, version
+    for backend, model_path, precision, system in _texts(table)[list(_COLUMNS)].drop_duplicates().to_numpy().tolist():
+        selected = Selected(backend, model_path, precision, system)
+        of_servers = [selected._replace(server=place) for place in _servers(selected)]
+        yield from (each for each in (*of_servers, selected) if _of(table, each).any())
 
 
-def _servers(model_path: str, precision: str, device: str) -> list[PublicServer]:
-    asked = (model_path, precision, device)
-    return [server for server in SERVERS if (server.model_path, server.precision, server.device) == asked]
+def _texts(table: pd.DataFrame) -> pd.DataFrame:
+    return table[[*_COLUMNS, "backend_version"]].astype(object).fillna("nan").astype(str)
+
+
+def _servers(selected: Selected) -> list[int]:
+    """The places of the servers of vLLM that rows can be of."""
+    asked = (selected.model_path, selected.precision, DEVICES[selected.system])
+    known = enumerate((server.model_path, server.precision, server.device) for server in SERVERS)
+    return [place for place, each in known if each == asked] if selected.backend == "vllm" else []
+
+
+def _of(table: pd.DataFrame, selected: Selected) -> pd.Series[bool]:
+    """Which rows are of a server, or of none."""
+    texts = _texts(table)
+    same = (texts[list(_COLUMNS)] == list(selected[:4])).all(axis=1)
+    if selected.server is None:
+        for place in _servers(selected):
+            same &= ~_of(table, selected._replace(server=place))
+        return same
+    server = SERVERS[selected.server]
+    versions = texts["backend_version"].isin([server.row_version]) if server.row_version else True
+    return same & versions & days(table).str.startswith(server.row_day)
 
 
 def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled") -> Found:
     """The points of the rows of a server; `every` n-th of them."""
-    backend, model_path, precision, system, version = selected
-    server: PublicServer | None = other_server(model_path, precision, system)
-    if server is not None and backend == "sglang":
-        server = of_sglang(server, sglang_kernels(data, system) if cost == "profiled" else "")
+    backend, model_path, precision, system, place = selected
+    server: PublicServer | None = None
     if backend == "vllm":
-        own = _servers(model_path, precision, DEVICES[system])
-        server = next((each for each in own if each.row_version == version), None)
+        server = None if place is None else SERVERS[place]
+    elif (server := other_server(model_path, precision, system)) is not None and backend == "sglang":
+        server = of_sglang(server, sglang_kernels(data, system) if cost == "profiled" else "")
+    elif server is not None and backend == "trtllm":
+        server = of_trtllm(server, trtllm_kernels(data, system, server) if cost == "profiled" else "")
     if server is None:
-        return Found([], _left_out(data, selected, "no server is known for these rows"))
+        reason = _UNDATED if _servers(selected) else "no server is known for these rows"
+        return Found([], _left_out(data, selected, reason))
     if cost != "profiled":
         server = server._replace(kernels="")
     try:
@@ -75,6 +112,7 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
         return Found([], _left_out(data, selected, "pipeline, data or expert parallelism"))
     is_repeated = rows.rows.table.drop(columns="id").round(_DIGITS).duplicated().to_numpy()
     chosen, unsimulated = [], {**rows.rows.left_out}
+    unsimulated.pop(_APART, None)  # for which there is `apart`
     if is_repeated.any():
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
@@ -136,11 +174,8 @@ def _peer() -> dict[str, dict[str, float]]:
 
 
 def _left_out(data: Path, selected: Selected, reason: str) -> dict[str, int]:
-    """How many rows none of which can be simulated have prompts and decodes apart, and how many another `reason`."""
+    """How many rows cannot be simulated for this `reason`, but for those with prompts and decodes apart."""
     table = pd.read_csv(data)
-    for name, value in zip(("backend", "model_path", "precision", "system"), selected[:4], strict=True):
-        table = table[table[name].astype(object).fillna("nan").astype(str) == value]
-    if selected[4]:
-        table = table[table["backend_version"].astype(str) == selected[4]]
-    apart = int((table["mode"] != "agg").sum())
-    return {name: count for name, count in {_APART: apart, reason: len(table) - apart}.items() if count}
+    table = table[_of(table, selected)]
+    count = int((table["mode"] == "agg").sum())
+    return {reason: count} if count else {}

@@ -13,7 +13,7 @@ import pandas as pd
 from experiments import composed
 from harness.measured.inferencex import Rows, read_rows
 from harness.measured.public_servers import PublicServer
-from harness.validation.closed_loops import simulate_row, system_of, with_errors
+from harness.validation.closed_loops import labels_of, simulate_row, system_of, with_errors
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import SUSTAINED, Host
 from simulator.profile.profile import Profile
@@ -37,8 +37,9 @@ class CaseRows:
         select = {
             "model_path": case.model_path, "system": system, "precision": case.precision, "backend": backend,
             **({"backend_version": case.row_version} if case.row_version else {}),
+            **({"day": case.row_day} if case.row_day else {}),
         }  # fmt: skip
-        self.rows: Rows = read_rows(data, select)
+        self.rows: Rows = read_rows(data, select, labels_of(self.config.validation))
         self._systems: dict[int, System] = {}
 
     def simulate(

@@ -22,6 +22,7 @@ from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
 from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.steps import Step
+from experiments.oracles.trtllm_cases import TrtllmOptions
 from simulator.vllm_versions import vllm_version
 
 
@@ -70,6 +71,21 @@ def as_sglang(options: SglangOptions) -> SchedulerOptions:
         eviction="radix",
         queue="fcfs",
         enable_chunked_prefill=options.chunked_prefill_size is not None,
+        async_scheduling=options.async_scheduling,
+    )
+
+
+def as_trtllm(options: TrtllmOptions) -> SchedulerOptions:
+    """The options with which the core decides as TensorRT-LLM does."""
+    own = ("capacity_scheduler_policy", "context_chunking_policy")
+    return SchedulerOptions(
+        policy="trtllm",
+        options={name: getattr(options, name) for name in own},
+        watermark=0.0,
+        enable_prefix_caching=options.enable_prefix_caching,
+        eviction="stored",
+        queue="fcfs",
+        enable_chunked_prefill=options.enable_chunked_prefill,
         async_scheduling=options.async_scheduling,
     )
 

@@ -14,6 +14,7 @@ from harness.config.schema.arrivals import (
     SessionsArrival,
     TraceArrival,
 )
+from harness.config.schema.lengths import ConstantLengths, LengthsConfig, LognormalLengths, UniformLengths
 from harness.config.schema.metrics import IntervalConfig, MetricsConfig, SloConfig
 from harness.config.schema.model import Dtype, ModelConfig
 from harness.config.schema.system import (
@@ -30,22 +31,14 @@ from harness.config.schema.system import (
     SimEngine,
 )
 from harness.config.schema.tiers import TiersConfig
+from harness.config.schema.trace_files import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace
 from harness.config.schema.workload import (
     AgenticTrace,
-    AzureTrace,
-    BurstGptTrace,
-    ConstantLengths,
-    CsvTrace,
     CustomTrace,
-    JsonlTrace,
-    LengthsConfig,
-    LognormalLengths,
-    MooncakeTrace,
     SharedPrefixTrace,
     ShareGptTrace,
     SyntheticTrace,
     TraceConfig,
-    UniformLengths,
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ from harness.config.schema.fleet import AlikeFleet, check_pools, check_ranks, ch
 from harness.config.schema.metrics import SloConfig
 from harness.config.schema.speculation import check_fits
 from harness.config.schema.system import RealEngineConfig
-from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving
+from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving, check_sinks
 from harness.config.schema.tiers import check_offload
 
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
@@ -25,7 +25,7 @@ def check_together(config: RunKeys) -> None:
     _check_window(config)
     _check_scheduler(config)
     _check_allocator(config)
-    _check_radix_tree(config)
+    _check_own_cache(config)
     check_offload(config.tiers, config.scheduler, config.engine)
     if config.trace.n > config.max_num_seqs:
         raise ValueError(f"trace.n={config.trace.n}: must be <= max_num_seqs={config.max_num_seqs}")
@@ -117,13 +117,14 @@ def _check_allocator(config: RunKeys) -> None:
         )
 
 
-def _check_radix_tree(config: RunKeys) -> None:
-    if config.scheduler.eviction != "radix":
+def _check_own_cache(config: RunKeys) -> None:
+    if config.scheduler.eviction not in ("radix", "stored"):
         return
     most = config.max_num_batched_tokens
     wrong = {
         f"scheduler.async_scheduling=true with engine={config.engine.kind}": isinstance(config.engine, RealEngineConfig)
-        and config.scheduler.async_scheduling,
+        and config.scheduler.async_scheduling
+        and config.scheduler.eviction == "radix",
         f"speculation={config.speculation.kind}": config.speculation.kind != "none",
         f"tiers.host.gib={config.tiers.host.gib:g}": config.tiers.host.gib > 0,
         f"tiers.store.gib={config.tiers.store.gib:g}": config.tiers.store.gib > 0,
@@ -134,7 +135,7 @@ def _check_radix_tree(config: RunKeys) -> None:
     }
     for name, is_so in wrong.items():
         if is_so:
-            raise ValueError(f"{name}: not with scheduler=sglang")
+            raise ValueError(f"{name}: not with scheduler={config.scheduler.policy}")
 
 
 def _check_preemption(config: RunKeys) -> None:
@@ -172,12 +173,13 @@ def _check_fleet(config: RunKeys) -> None:
         check_pools(config.fleet, config.replicas, config.engine, config.task, config.trace.n)
     most = min(config.model.num_layers, config.max_num_seqs)
     alone = isinstance(config.fleet, AlikeFleet) and config.pipeline_parallel_size == 1
-    check_ranks(
-        config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
-        steps_alone=alone and config.speculation.kind == "none",
-    )  # fmt: skip
-    if config.expert_parallel:
-        check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
+    if isinstance(config.fleet, AlikeFleet):  # a pool of others has a configuration of its own, with fleet=replicas
+        check_ranks(
+            config.data_parallel_size, config.model, config.engine, shares_out=config.expert_parallel,
+            steps_alone=alone and config.speculation.kind == "none",
+        )  # fmt: skip
+        if config.expert_parallel:
+            check_whole_experts(config.num_expert_ranks, config.model, config.engine, config.cost)
     check_changes(
         config.failures, config.autoscaler, config.fleet, config.num_servers, replicas=config.replicas,
         is_plain=config.engine.kind == "sim" and alone and config.data_parallel_size == 1 and not config.tiers.is_on,
@@ -202,6 +204,7 @@ def _check_tasks(config: RunKeys) -> None:
     check_profile(config.task, config.profile, config.engine, config.cost)
     check_measured(config.task, config.engine, config.validation, config.calibration, config.observe)
     check_searches(config.task, config.metrics.slo, config.capacity, config.search)
+    check_sinks(config.task, config.sinks)
     check_serving(config.task, config.serve, config.engine)
     reads = config.task in ("report", "plot")
     if reads and not config.results:

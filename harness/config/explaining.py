@@ -1,5 +1,6 @@
 """What is wrong with the values of a configuration, in one line."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ def explain_override(key: str) -> str | None:
     """One line about a dotted key that the schema lacks; None when it has the key, or the key is Hydra's own."""
     if key == "model.config" or f"{key}.".startswith("model.hf_overrides."):
         return f"{key}: belongs to model=hf only"
+    if re.match(r"sinks\.(mlflow|wandb|otel)\b", key):
+        return f"{key}: give sinks=[{key.split('.')[1]}], too"
     return None if key.split(".")[0] == "hydra" else unknown_key([RunConfig], key.split("."))
 
 

@@ -24,6 +24,7 @@ from harness.config.huggingface_keys import TOWERS, other_keys
 from harness.config.huggingface_towers import tower_parameters
 from harness.config.huggingface_weights import PARTS, kv_cache_dtype_of, read_quantization, weights_description
 from harness.errors import ConfigError
+from harness.hub import PREFIX, model_config
 
 _CONFIG = "config.json"
 _OWN_KEYS = ("config", "hf_overrides")  # of model=hf, which no other model has
@@ -65,11 +66,14 @@ def resolve_model(model: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in model.items() if key not in _OWN_KEYS and value is not None}
     path, replaced = model["config"], model.get("hf_overrides") or {}
     if not isinstance(path, str) or not path:
-        raise ConfigError(f"model.config={path!r}: must be the path of a {_CONFIG} or of the folder that holds it")
+        raise ConfigError(
+            f"model.config={path!r}: must be the path of a {_CONFIG} or of the folder that holds it, or hf://<owner>/<model>"
+        )
     if not isinstance(replaced, Mapping):
         raise ConfigError(f"model.hf_overrides={shown(replaced)}: must be keys of a {_CONFIG} with values")
     try:
-        return _read_model(user_path(path), replaced, with_weights="quantization" not in given) | given
+        file = model_config(path) if path.startswith(PREFIX) else user_path(path)
+        return _read_model(file, replaced, with_weights="quantization" not in given) | given
     except ModelError as error:
         raise ConfigError(f"model.config={path!r}: {error}") from None
 

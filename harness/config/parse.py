@@ -19,7 +19,7 @@ from harness.errors import ConfigError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search")
+_TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search", "sinks")
 
 
 def parse(cfg: DictConfig) -> RunConfig:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from engine.documents import DocumentError, read_yaml
 from harness.config.composing.conf_tree import CONF
+from harness.config.composing.device_names import device_option
 from harness.config.explaining import explain
 from harness.config.run import RunConfig
 from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig
@@ -17,8 +18,8 @@ from harness.errors import ConfigError
 from simulator.handover import Role
 
 _SAME = (
-    "tensor_parallel_size", "pipeline_parallel_size", "quantization", "max_num_seqs", "max_num_batched_tokens",
-    "gpu_memory_utilization", "num_blocks",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "quantization",
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_blocks",
 )  # fmt: skip
 
 
@@ -88,9 +89,9 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _device(name: str) -> DeviceConfig:
     """An option of the group `device`; raises ConfigError where there is none of that name."""
     names = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
-    if name not in names:
+    if (option := device_option(name, names)) is None:
         raise ConfigError(f"device={name}: no option of device{nearest(name, names)}")
     try:
-        return DeviceConfig.model_validate(read_yaml(CONF / "device" / f"{name}.yaml"))
+        return DeviceConfig.model_validate(read_yaml(CONF / "device" / f"{option}.yaml"))
     except DocumentError as error:
         raise ConfigError(f"device={name}: {error}") from None

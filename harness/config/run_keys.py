@@ -1,6 +1,6 @@
 """The groups and top-level keys of a run, each checked on its own."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -9,9 +9,10 @@ from harness.config.schema.allocator import AllocatorConfig, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.schema.changes import AutoscalerConfig, FailureConfig
-from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, RouterConfig
+from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, PoolConfig, RouterConfig
 from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.model import ModelConfig, WeightFormat
+from harness.config.schema.sinks import SinksConfig
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig
 from harness.config.schema.system import CostConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
@@ -39,6 +40,7 @@ class RunKeys(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    sinks: SinksConfig = Field(default_factory=SinksConfig)
     allocator: AllocatorConfig = Field(default_factory=PagedAllocator)
     speculation: SpeculationConfig = Field(default_factory=NoSpeculation)
     tiers: TiersConfig = Field(default_factory=TiersConfig)
@@ -66,6 +68,7 @@ class RunKeys(ConfigModel):
     verbose: bool = False
     plots: bool = True
     figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    exports: Annotated[tuple[Literal["aiperf", "guidellm", "inference_perf", "llm_d"], ...], Field(strict=False)] = ()
     perfetto: bool = False
     perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
@@ -86,7 +89,7 @@ class RunKeys(ConfigModel):
         if isinstance(self.fleet, AlikeFleet):
             return self.num_servers * own[0] * own[1]
         return sum(
-            pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
+            self._ranks_of(pool) * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
             for pool in self.fleet.pools
         )
 
@@ -95,7 +98,10 @@ class RunKeys(ConfigModel):
         """Servers that requests are spread over, at most: with data-parallel ranks, each of these."""
         if isinstance(self.fleet, AlikeFleet):
             return max(self.replicas, self.autoscaler.most * self.autoscaler.is_on) * self.data_parallel_size
-        return sum(each.replicas for each in self.fleet.pools)
+        return sum(map(self._ranks_of, self.fleet.pools))
+
+    def _ranks_of(self, pool: PoolConfig) -> int:
+        return pool.replicas * (pool.data_parallel_size or self.data_parallel_size)
 
     @property
     def num_expert_ranks(self) -> int:

@@ -39,7 +39,11 @@ def check_engine(kind: Literal["sim", "gpu", "cpu", "openai"]) -> None:
 
 def check_package(what: str, package: str, extra: str) -> None:
     """Raises ConfigError where `what` needs a package that is not installed; `extra` installs it."""
-    if importlib.util.find_spec(package) is None:
+    try:
+        is_there = importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is the package around it
+        is_there = False
+    if not is_there:
         raise ConfigError(f"{what}: {package} is not installed (pip install -e '.[{extra}]')")
 
 

@@ -24,6 +24,20 @@ _TEXTS = ("id", "backend", "backend_version", "model_path", "system", "precision
 _PARALLELISM = ("pp_size", "attention_dp_size", "moe_ep_size", "moe_tp_size")
 _COUNTS = (*_NUMBERS, *_PARALLELISM)
 _LARGEST = 1e9
+_SOURCE, _DAY = "silicon_data_source", "day"
+
+
+class Labels(NamedTuple):
+    """Which layouts the servers of rows had, where their scripts do not heed what rows are labelled with.
+
+    Attributes:
+        ranks_from: by prompt length, from how many clients on rows that are labelled with data-parallel ranks had them;
+            others were one server on as many GPUs, with whole experts. None: all had them.
+        shares_experts: whether rows that are labelled with whole experts had them.
+    """
+
+    ranks_from: Mapping[int, int] | None = None
+    shares_experts: bool = True
 
 
 class Rows(NamedTuple):
@@ -39,9 +53,13 @@ class Rows(NamedTuple):
     left_out: dict[str, int]
 
 
-def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
+AS_LABELLED = Labels()
+
+
+def read_rows(path: Path, select: Mapping[str, str], labels: Labels = AS_LABELLED) -> Rows:
     """The rows whose columns have the values of `select`; those of an aggregated server without stages whose GPUs share
-    all tensors, all but whole experts, or with vLLM nothing but experts (data-parallel ranks).
+    all tensors, all but whole experts, or with vLLM nothing but experts (data-parallel ranks). The column `day` is that
+    of the measurement, such as 2026-04-03, "" where the file does not tell; `select` has what days start with.
 
     Rows of ranks name the GPUs twice, as tp_size and as attention_dp_size, and the clients of one rank: their TPOT is
     that of rows without ranks, on as many GPUs, that have attention_dp_size times the clients.
@@ -56,10 +74,12 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
         raise MeasuredRunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     if absent := [name for name in (*_NUMBERS, *_TEXTS) if name not in table.columns]:
         raise MeasuredRunError(f"{path}: no column {', '.join(absent)}")
+    table = table.assign(**{_DAY: days(table)})
     for name, value in select.items():
         if name not in table.columns:
             raise MeasuredRunError(f"validation.select.{name}: {path} has no such column ({', '.join(table.columns)})")
-        table = table[_texts(table[name]) == value]
+        texts = _texts(table[name])
+        table = table[texts.str.startswith(value) if name == _DAY else texts == value]
     if table.empty:
         chosen = ", ".join(f"{name}={value}" for name, value in select.items())
         raise MeasuredRunError(f"{path}: no row with {chosen or 'any value'}")
@@ -69,7 +89,14 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
             raise MeasuredRunError(
                 f"{path}: rows of several kinds; choose one with validation.select.{name}=: {', '.join(values)}"
             )
-    return _usable(path, table)
+    return _usable(path, table, labels)
+
+
+def days(table: pd.DataFrame) -> pd.Series[str]:
+    """On which day each row was measured, "" where the file does not tell."""
+    if _SOURCE not in table.columns:
+        return pd.Series("", index=table.index)
+    return table[_SOURCE].astype(str).str.extract(r"measured=(\d{4}-\d\d-\d\d)")[0].fillna("")
 
 
 def _texts(column: pd.Series[Any]) -> pd.Series[str]:
@@ -77,7 +104,7 @@ def _texts(column: pd.Series[Any]) -> pd.Series[str]:
     return column.astype(object).fillna("nan").astype(str)
 
 
-def _usable(path: Path, table: pd.DataFrame) -> Rows:
+def _usable(path: Path, table: pd.DataFrame, labels: Labels) -> Rows:
     table = table.assign(**{name: as_floats(table[name]) for name in _COUNTS if name in table.columns})
     numbers = table[list(_NUMBERS)]
     is_sound = (numbers.gt(0) & numbers.lt(_LARGEST)).all(axis=1) & (numbers["osl"] > 1)
@@ -96,8 +123,12 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
         "not numbers above 0": is_alone & ~is_sound,
         "pipeline, data or expert parallelism": is_sound & is_alone & ~is_known,
     }
-    numbers = numbers.assign(batch_size=numbers["batch_size"] * ranks, tp_size=gpus / ranks)
-    numbers = numbers.assign(data_parallel_size=ranks, expert_parallel=experts > 1)
+    numbers = numbers.assign(batch_size=numbers["batch_size"] * ranks)
+    if labels.ranks_from is not None:
+        least = numbers["isl"].map(labels.ranks_from).fillna(np.inf)
+        ranks = ranks.where(numbers["batch_size"] >= least, 1.0)
+    numbers = numbers.assign(tp_size=gpus / ranks, data_parallel_size=ranks)
+    numbers = numbers.assign(expert_parallel=(experts > 1) & labels.shares_experts)
     used = numbers[is_sound & is_alone & is_known]
     if used.empty:
         raise MeasuredRunError(f"{path}: none of the {len(table)} selected rows can be simulated")

@@ -18,7 +18,7 @@ _RATES = {
 }  # fmt: skip
 _STATISTIC = re.compile(r"p(\d+)(?:p(\d+))?")  # p99 and p99p9
 _MILLISECONDS = {"s": 1e3, "ms": 1.0, "s/token": 1e3, "ms/token": 1.0}
-_DURATION = re.compile(r"PT(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?")
+_DURATION = re.compile(r"PT(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d*)?)S)?")
 
 
 def read_aggregates(path: Path) -> dict[str, Any]:

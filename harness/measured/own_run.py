@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig, load
-from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MAX_SPAN_S,
@@ -29,6 +28,7 @@ from harness.results.stored import files as results
 from harness.results.tables import DECISIONS, Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace, rows_of
+from simulator.quantities import MAX_TOKENS
 
 SAMPLES = 500  # points in time at which the state is sampled
 _TIMES = ("first_scheduled_time", "first_token_time", "finish_time")
@@ -121,14 +121,16 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     finished = result.requests[result.requests["status"] == "finished"].reset_index(names="source_row")
     arrival = finished["arrival_time"].to_numpy(dtype=np.float64)
     issued = arrival + finished["replay_lag"].fillna(0.0).to_numpy(dtype=np.float64)
+    if result.steps.empty:
+        raise MeasuredRunError(f"{path / results.STEPS}: holds no step, though requests finished")
     if config.scheduler.async_scheduling:
         queued = queued_times(issued, result.steps)
     else:
         queued = seen_times(issued, finished["finish_time"].to_numpy(dtype=np.float64), result.steps)
     columns = {name: finished[name].to_numpy(dtype=np.float64) for name in (*_TIMES, *_COUNTS)}
     check_lengths(path / results.REQUESTS, columns, _LENGTHS)
-    if np.isnan([arrival, *columns.values()]).any() or result.steps.empty:
-        raise MeasuredRunError(f"{path}: a finished request lacks a time or a count, or there are no steps")
+    if np.isnan([arrival, *columns.values()]).any():
+        raise MeasuredRunError(f"{path}: a finished request lacks a time or a count")
     requests = requests_table({"arrival_time": arrival, "queued_time": queued, **columns})
     check_order(path / results.REQUESTS, requests)
     rows = finished["source_row"].to_numpy()[requests["row"].to_numpy()]

@@ -10,13 +10,23 @@ on B200). The scripts are those of the days on which the rows were measured:
     Llama      29 October 2025, commit 9596d23d7: benchmarks/70b_*.sh, vLLM 0.10.2, nvidia/Llama-3.3-70B-Instruct-FP8
     gpt-oss    27 March 2026, commit cec542a9a: benchmarks/single_node/gptoss_fp4_h100.sh and _h200.sh, vLLM 0.18.0
                25 February 2026, commit d2c2acb19: gptoss_fp4_b200.sh, vLLM 0.15.1
-    MiniMax    March and April 2026: minimaxm2.5_fp8_h200.sh (commit a36346339), _b200.sh (f342df18e, bddbf4031),
-               fp4_b200.sh, and those of B300 (340d7854c, 22d0f12f7). Those of 0.17 and, on H200, 0.18 ask for expert
-               parallelism, whatever the rows say (`[ "$EP_SIZE" -ge 1 ]`)
-    Kimi       commit 13962fcfa: kimik2.5_int4_h200.sh, int4_b200.sh, fp4_b200.sh and fp4_b300.sh
+               2 November 2025, commit e06929c70: gptoss_fp4_*_docker.sh, vLLM 0.10.2, KV cache in 16 bits
+               5 to 8 December 2025, commit 25506e87c: gptoss_fp4_h100_docker.sh, vLLM 0.11.2
+    MiniMax    March and April 2026: minimaxm2.5_fp8_h100.sh (commit 1d5cae141), _h200.sh (a36346339, 1d5cae141),
+               _b200.sh (f342df18e, bddbf4031, 41ed82dc1), fp4_b200.sh (08bcde8f1, 79bd988e9, 13962fcfa),
+               fp8_b300.sh (340d7854c, 0c2467c15) and fp4_b300.sh (22d0f12f7, 633fd2377). Those of 0.17 and, on H200,
+               0.18 ask for expert parallelism, whatever the rows say (`[ "$EP_SIZE" -ge 1 ]`)
+    Kimi       commit 79a42e20a of March 2026, 6c3acebfa of April: kimik2.5_int4_h200.sh, int4_b200.sh, fp4_b200.sh and
+               fp4_b300.sh
+
+Rows of one version are of several days with scripts of their own. The file labels every row of expert parallelism that
+it has since 6 April with data-parallel ranks, too. The scripts do not: those of Kimi know neither, those of MiniMax in
+FP8 only experts, and those in FP4 ranks where nvidia-master.yaml of the day says `dp-attn: true`. The times agree:
+MiniMax FP8 on two B200 has the TPOT of its rows without ranks within 1 % at all clients, and Kimi on four B200 has the
+same times under both labels.
 
 Where a script and the measured times disagree, `why` says so. Llama ran with a whole decode step in one CUDA graph and
-fused norms on B200 only, where the script asks for both.
+fused norms on B200 only, where the script asks for both; so did gpt-oss in November.
 
 Qwen3 was measured by NVIDIA with vLLM 0.12 in Dynamo 0.8. The client is that of aiconfigurator's `eval` of that month
 (genai_perf_runner.py, commit 612e5b102): all lengths alike, 10 requests a client. The server is that of its
@@ -40,6 +50,8 @@ class PublicServer(NamedTuple):
         name: of the model and its weights, for tables.
         model_path, precision: of the rows; precision "nan" where the file leaves it empty.
         row_version: backend_version of the rows; "" takes all.
+        row_day: what the days start with on which the rows were measured; "" takes all.
+        ranks_from, shares_experts: as `harness.measured.inferencex.Labels`.
         device, model: of conf/.
         quantization: format of the weights.
         vllm_version: of the server.
@@ -75,6 +87,9 @@ class PublicServer(NamedTuple):
     has_front_end: bool = True
     excluded: str = ""
     row_version: str = ""
+    row_day: str = ""
+    ranks_from: abc.Mapping[int, int] | None = None
+    shares_experts: bool = True
     gpu_memory_utilization: float | None = None
     more: abc.Mapping[str, str] = MappingProxyType({})
 
@@ -99,6 +114,8 @@ class PublicServer(NamedTuple):
             **_given("engine.max_graph_tokens", self.max_graph_tokens),
             **_given("validation.seats", self.max_num_seqs),
             **_given("validation.tokens_beyond_prompt", self.tokens_beyond_prompt),
+            **_given("validation.ranks_from", _as_mapping(self.ranks_from)),
+            **({} if self.shares_experts else {"validation.shares_experts": "false"}),
             "validation.length_ratio": str(self.length_ratio),
             **self.more,
         }
@@ -108,16 +125,27 @@ def _given(key: str, value: float | str | None) -> dict[str, str]:
     return {} if value is None else {key: str(value)}
 
 
+def _as_mapping(ranks_from: abc.Mapping[int, int] | None) -> str | None:
+    """As a command line has it."""
+    if ranks_from is None:
+        return None
+    return "{" + ",".join(f"{prompt}:{clients}" for prompt, clients in ranks_from.items()) + "}"
+
+
 _PIECES = "piecewise_graphs+separate_norms+static_scales"  # of vLLM 0.10 with ModelOpt's FP8 checkpoints
 _MINIMAX, _KIMI = "MiniMaxAI/MiniMax-M2.5", "moonshotai/Kimi-K2.5"
 _L70, _QWEN, _OSS = "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b"
 _SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too, and asynchronous scheduling"
 _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
+_OLD_SCRIPT = "script: KV cache in 16 bits, asynchronous scheduling"
+_DEFAULTS = "script: 0.9 of the memory, defaults of vLLM, no expert parallelism; checkpoint: fp8 KV cache"
+_TF32 = "cutlass_fp4+routing_kernels+tf32_router"  # of vLLM 0.19 with VLLM_FLOAT32_MATMUL_PRECISION=high
 _NIGHTLY = "nightly-5b8c30d62b754b57"  # of 25 March 2026, a week before 0.19.0
 _HOPPER = "script: 0.95 of the memory, defaults of vLLM"
 # The script asks for expert parallelism, whatever the rows say; the number of GPUs is that of each row.
 _WHOLE_EXPERTS = {"expert_parallel": "true", "tensor_parallel_size": "2"}
+_SEATS = 1024  # by default
 _BLACKWELL = "script: fp8 KV cache, two prompts a step, graphs up to 2,048 tokens"
 _TWO_PROMPTS: dict[str, Any] = {"kv_cache_dtype": "fp8", "tokens_beyond_prompt": "prompt", "max_graph_tokens": 2048}
 _NVIDIA = "likely aiconfigurator's generator and client"
@@ -152,43 +180,71 @@ SERVERS = (
         "Qwen3-235B-A22B FP8", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h200", "qwen3-235b-a22b", "fp8_block", "0.12.0",
         _NVIDIA, **_NVIDIA_SETTINGS,
     ),
-    PublicServer(
-        "gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", "0.18.0", _MARLIN, kernels="marlin",
-        max_graph_tokens=2048,
-    ),
-    PublicServer(
-        "gpt-oss-120b", _OSS, "fp4", "h200", "gpt-oss-120b", "mxfp4", "0.18.0", _MARLIN, kernels="marlin",
-        max_graph_tokens=2048,
+    *(
+        PublicServer(
+            "gpt-oss-120b", _OSS, "fp4", device, "gpt-oss-120b", "mxfp4", "0.18.0", _MARLIN, kernels="marlin",
+            max_graph_tokens=2048, row_day="2026",
+        )
+        for device in ("h100-80gb", "h200")
     ),
     PublicServer(
         "gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", "0.15.1", _W4A8, "fp8", kernels="mxfp4_mxfp8",
-        max_num_seqs=512, max_graph_tokens=2048,
+        max_num_seqs=512, max_graph_tokens=2048, row_day="2026",
+    ),
+    *(
+        PublicServer(
+            "gpt-oss-120b", _OSS, "fp4", device, "gpt-oss-120b", "mxfp4", version, _OLD_SCRIPT, is_async=True,
+            max_graph_tokens=2048, row_day=day,
+        )
+        for device, version, day in (("h100-80gb", "0.10.2", "2025-11"), ("h200", "0.10.2", "2025-11"))
+    ),
+    PublicServer(
+        "gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", "0.11.2", _OLD_SCRIPT, is_async=True,
+        max_graph_tokens=2048, row_day="2025-12",
+        excluded="the server ran fewer requests at a time than there were clients",
+    ),
+    PublicServer(
+        "gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", "0.10.2", _OLD_SCRIPT, is_async=True,
+        kernels="mxfp4_mxfp8", max_num_seqs=512, max_graph_tokens=2048, row_day="2025-11",
+    ),
+    PublicServer(
+        "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "h100-80gb", "minimax-m2.5", "fp8_block", "0.18.0",
+        "script: graphs in pieces", kernels="piecewise_graphs", max_num_seqs=256, ranks_from={},
     ),
     *(
         PublicServer(
             "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "h200", "minimax-m2.5", "fp8_block", version, _HOPPER,
-            row_version=version, gpu_memory_utilization=0.95, more=more,
+            row_version=version, gpu_memory_utilization=0.95, max_num_seqs=_SEATS, more=more,
         )
         for version, more in (("0.16.0", {}), ("0.18.0", _WHOLE_EXPERTS))
     ),
     PublicServer(
         "MiniMax-M2.5 FP8", _MINIMAX, "fp8", "b200", "minimax-m2.5", "fp8_block", "0.17.0",
-        "script: 0.95 of the memory, Triton's experts", row_version="0.17.0", gpu_memory_utilization=0.95,
-        more=_WHOLE_EXPERTS,
+        "script: 0.95 of the memory, Triton's experts", kernels="triton_experts", row_version="0.17.0",
+        gpu_memory_utilization=0.95, max_num_seqs=_SEATS, more=_WHOLE_EXPERTS,
     ),
     *(
         PublicServer(
-            f"MiniMax-M2.5 {precision.upper()}", _MINIMAX, precision, device, model, quantization, version, _BLACKWELL,
-            row_version=row_version, **_TWO_PROMPTS,
+            f"MiniMax-M2.5 {precision.upper()}", _MINIMAX, precision, device, model, quantization, "0.19.0", _BLACKWELL,
+            kernels=kernels, row_version=row_version, row_day=day, ranks_from=ranks_from, max_num_seqs=_SEATS,
+            **_TWO_PROMPTS,
         )
-        for precision, device, model, quantization, version, row_version in (
-            ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.19.0", "0.19.0"),
-            ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", "0.19.0"),
-            ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", _NIGHTLY),
-            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "0.19.0"),
-            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", _NIGHTLY),
-            ("fp4", "b300", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "0.19.0"),
+        for precision, device, model, quantization, row_version, day, ranks_from, kernels in (
+            ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.19.0", "2026-04-0", {}, ""),
+            ("fp8", "b200", "minimax-m2.5", "fp8_block", "0.19.0", "2026-04-2", {}, _TF32),
+            ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", "2026-04-1", {}, ""),
+            ("fp8", "b300", "minimax-m2.5", "fp8_block", "0.19.0", "2026-04-2", {}, _TF32),
+            ("fp8", "b300", "minimax-m2.5", "fp8_block", _NIGHTLY, "", {}, ""),
+            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-0", {}, ""),
+            ("fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-2", {1024: 256}, _TF32),
+            ("fp4", "b300", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-1", {}, ""),
+            ("fp4", "b300", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0", "2026-04-2", {1024: 256, 8192: 256}, _TF32),
         )
+    ),
+    PublicServer(
+        "MiniMax-M2.5 FP4", _MINIMAX, "fp4", "b200", "minimax-m2.5-nvfp4", "nvfp4", "0.19.0",
+        "script: fp8 KV cache, 0.95 of the memory", "fp8", max_num_seqs=_SEATS, row_version=_NIGHTLY,
+        gpu_memory_utilization=0.95,
     ),
     *(
         PublicServer(
@@ -198,19 +254,23 @@ SERVERS = (
         for device, version in (("h200", "0.16.0"), ("b200", "0.15.1"))
     ),
     PublicServer(
-        "Kimi-K2.5 FP4", _KIMI, "fp4", "b200", "kimi-k2.5-nvfp4", "nvfp4", "0.17.0", _BLACKWELL, row_version="0.17.0",
+        "Kimi-K2.5 FP4", _KIMI, "fp4", "b200", "kimi-k2.5-nvfp4", "nvfp4", "0.17.0", _DEFAULTS, "fp8",
+        row_day="2026-03", gpu_memory_utilization=0.9, ranks_from={}, shares_experts=False,
+    ),
+    PublicServer(
+        "Kimi-K2.5 FP4", _KIMI, "fp4", "b200", "kimi-k2.5-nvfp4", "nvfp4", "0.17.0", _BLACKWELL, row_day="2026-04",
         **_TWO_PROMPTS,
     ),
     *(
         PublicServer(
-            "Kimi-K2.5 FP4", _KIMI, "fp4", "b300", "kimi-k2.5-nvfp4", "nvfp4", version,
-            "script: 0.9 of the memory, defaults of vLLM", row_version=version, gpu_memory_utilization=0.9,
+            "Kimi-K2.5 FP4", _KIMI, "fp4", "b300", "kimi-k2.5-nvfp4", "nvfp4", version, _DEFAULTS, "fp8",
+            row_version=version, gpu_memory_utilization=0.9, ranks_from={}, shares_experts=False,
         )
         for version in ("0.17.0", "0.19.0")
     ),
 )  # fmt: skip
 
-_SELECT = re.compile(r"\+{0,2}validation\.select\.(model_path|precision|backend_version)=(.*)")
+_SELECT = re.compile(r"\+{0,2}validation\.select\.(model_path|precision|backend_version|day)=(.*)")
 _DEFAULT_DEVICE = "h100-80gb"
 
 
@@ -224,6 +284,7 @@ def with_server(arguments: abc.Sequence[str], given: abc.Mapping[str, str]) -> t
         if server.model_path == selected.get("model_path")
         and server.precision == selected.get("precision", server.precision)
         and server.row_version in ("", selected.get("backend_version", server.row_version))
+        and selected.get("day", server.row_day).startswith(server.row_day)
         and server.device == given.get("device", server.device)
     ]
     if "device" not in given and len(found) > 1:

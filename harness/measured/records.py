@@ -10,9 +10,9 @@ import numpy as np
 
 from engine import documents
 from engine.documents import DocumentError, parse_json
-from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.results.tables import Floats
+from simulator.quantities import MAX_TOKENS
 
 MAX_NUMBER = 1e15  # of a length or a time in any clock, in s; the clocks of today count at most 1e10 s
 

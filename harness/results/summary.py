@@ -34,9 +34,10 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def scheduler_text(summary: Mapping[str, Any]) -> str | None:
-    """The policy; vLLM where all settings of the simulated servers are of vLLM."""
-    line = summary.get("vllm_command")
-    return "vLLM" if line and "not in vLLM" not in line else summary.get("policy")
+    """The policy; vLLM where all settings of the servers' schedulers are of vLLM."""
+    line = summary.get("vllm_command")  # it names what vLLM has no flag for
+    is_other = not line or "scheduler." in line.partition("not in vLLM")[2]
+    return summary.get("policy") if is_other else "vLLM"
 
 
 def _headline(summary: Mapping[str, Any]) -> Text:

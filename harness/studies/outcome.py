@@ -18,7 +18,7 @@ from engine.documents import yaml_text
 from harness.config import RunConfig, to_yaml
 from harness.errors import EngineError
 from harness.figures.metrics import tail_percentile
-from harness.results.stored.files import INPUTS, REPORT, write_results, write_whole
+from harness.results.stored.files import INPUTS, REPORT, SPANS, write_results, write_table, write_whole
 from harness.results.stored.perfetto import write_trace
 from harness.results.summary import number, print_summary
 from harness.results.tables import RunResult
@@ -99,8 +99,10 @@ class Run:
 
     def write(self, folder: Path) -> None:
         """Write the tables, the summary and, of a complete run, the figures."""
-        write_results(self.result, self.summary, folder)
-        if self.result.spans is not None:
+        write_results(self.result, self.summary, folder, self.config.exports)
+        if self.result.spans is not None and self.config.sinks.otel:
+            write_table(folder / SPANS, self.result.spans)
+        if self.result.spans is not None and self.config.perfetto:
             write_trace(self.result, self.result.spans, folder, self.config.perfetto_window)
         if self.config.plots and self.result.complete:
             from harness.figures import write_run_charts  # imported late, as it brings matplotlib

@@ -3,90 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 
-from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
-from harness.config.command_lines.serving import fleet_command
-from harness.config.command_lines.vllm.serve_line import longest_that_fits
-from harness.config.huggingface_keys import ignored_notes
-from harness.config.pools import Pool, pools_of
+from harness.engines.engine import Engine, make_engine
 from harness.engines.host_memory import check_memory, kept_for_tables
-from harness.engines.resolving.fleet import resolve_fleet
-from harness.engines.resolving.known_error import load_of
-from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
-from harness.record.record import Record
 from harness.record.request_times import seconds
 from harness.results.metrics import left_out_text, summarize, window_of
-from harness.results.stored.environment import environment
-from harness.results.tables import RunResult
 from harness.studies.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
+from harness.studies.collecting import collect
 from harness.studies.outcome import Run
 from harness.workload.arrivals import OpenLoop, make_arrivals
-from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 
 Write = Callable[[Run], None]
-
-
-class Engine(Protocol):
-    """An engine that serves a trace, simulated or real. `run` serves it all; a signal handler may call `stop`.
-
-    Where `run` raises, `unfinished` still tells which requests each server has left: what was recorded is written.
-    """
-
-    block_bytes: int
-
-    @property
-    def record(self) -> Record:
-        """What was recorded so far."""
-
-    @property
-    def pool_blocks(self) -> Sequence[int]:
-        """KV blocks of a server of each pool; empty where they are not known."""
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """After the run: what the results say in place of what the configuration says."""
-
-    @property
-    def num_blocks(self) -> int | None:
-        """Of the first server; None where it is not known."""
-
-    @property
-    def device_name(self) -> str:
-        """The hardware that is simulated, or that was measured."""
-
-    def describe(self) -> str:
-        """One line on the KV pool."""
-
-    def step_times_from(self) -> str:
-        """One line on where the times of steps come from."""
-
-    def cost_model_text(self, load: str) -> str:
-        """The cost model and its known error under such a load, for the summary."""
-
-    def notes(self) -> list[str]:
-        """After the run: lines that a reader of the results must know, such as step times outside a profile."""
-
-    def run(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def unfinished(self) -> Sequence[Sequence[Request]]: ...
-
-    def close(self) -> None: ...
 
 
 def nowhere(run: Run) -> None:
@@ -155,7 +94,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UN
     """
     check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
-    if config.perfetto:
+    if config.perfetto or (config.sinks.otel and config.engine.kind != "openai"):
         engine.record.record_spans()
     try:
         watching = watch.serving(engine.record, len(trace.table), (engine.describe(), engine.step_times_from()))
@@ -196,131 +135,3 @@ def _failure_of(engine: Engine) -> BaseException | None:
     except Exception as error:
         return error
     return None
-
-
-def _reason(failure: BaseException | None) -> str | None:
-    """Why a run ended early, in one line for the summary; None for a complete run."""
-    match failure:
-        case None:
-            return None
-        case KeyboardInterrupt():
-            return "interrupted"
-        case EngineError():
-            return str(failure)
-    return " ".join(f"{type(failure).__name__}: {failure}".split())
-
-
-def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
-    """The engine that `config.engine` names, ready to serve `trace`."""
-    if config.engine.kind == "sim":
-        return SimulatedEngine(resolve_fleet(config), trace, arrivals)
-    if config.engine.kind == "openai":
-        with interrupts.held():
-            from harness.engines.endpoint.engine import EndpointEngine  # imported late, as it brings aiohttp
-
-        return EndpointEngine(config, trace, arrivals)
-    with interrupts.held():
-        from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
-    return RealEngine(resolve_real(config), trace, arrivals)
-
-
-def collect(
-    config: RunConfig,
-    trace: Trace,
-    arrivals: Arrivals,
-    engine: Engine,
-    failure: BaseException | None,
-    wall_s: float,
-) -> RunResult:
-    recorded = engine.record.tables(trace, engine.unfinished())
-    pools, smallest = pools_of(config), min(engine.pool_blocks, default=None)
-    meta = {
-        "engine": config.engine.kind,
-        "simulated": config.engine.kind == "sim",
-        "model": config.model.name,
-        "quantization": config.weight_format,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "device": engine.device_name,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "pipeline_parallel_size": config.pipeline_parallel_size,
-        "num_servers": config.num_servers,
-        "num_gpus": config.num_gpus,
-        "router": config.router.rule if config.num_servers > 1 else None,
-        "pools": _described(pools, engine.pool_blocks) if len(pools) > 1 else None,
-        "trace": trace.name,
-        "trace_source": trace.source,
-        "trace_file": trace.stamp,
-        "prompts_share": trace.prompts_share,
-        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, smallest)),
-        "arrival": config.arrival.kind,
-        "open_loop": isinstance(arrivals, OpenLoop),
-        "policy": config.scheduler.policy,
-        "allocator": config.allocator.kind,
-        "ended_early": _reason(failure),
-        "bad_rows": trace.bad_rows,
-        "notes": [
-            *trace.notes,
-            *ignored_notes(config.model.ignored_keys, has_tower=config.model.tower_parameters > 0),
-            *_pool_notes(config, smallest),
-            *engine.notes(),
-        ],
-        "vllm_command": fleet_command(pools, engine.pool_blocks) if engine.pool_blocks else None,
-        "kv_pool": engine.describe(),
-        "kv_block_bytes": engine.block_bytes,
-        "cost_source": engine.step_times_from(),
-        "cost_model": engine.cost_model_text(load_of(config.arrival.kind)),
-        "wall_time_s": wall_s,
-        "run_time_s": engine.record.now_ns * 1e-9,
-        "config": config.model_dump(mode="json"),
-        "environment": _environment(),
-        **engine.meta,
-    }
-    block_size = meta.pop("block_size", config.block_size)
-    return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
-        recorded.spans, recorded.itls,
-    )  # fmt: skip
-
-
-def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[str, Any]]:
-    """For the summary, of each pool what its servers are."""
-    found, first = [], 0
-    for (role, config), num_blocks in zip(pools, pool_blocks, strict=True):
-        found.append(
-            {
-                "role": role,
-                "servers": [*range(first, first + config.num_servers)],
-                "device": config.device.name,
-                "tensor_parallel_size": config.tensor_parallel_size,
-                "pipeline_parallel_size": config.pipeline_parallel_size,
-                "num_gpus": config.num_gpus,
-                "max_num_seqs": config.max_num_seqs,
-                "num_blocks": num_blocks,
-                "plans_ahead": config.scheduler.async_scheduling,
-            }
-        )
-        first += config.num_servers
-    return found
-
-
-@cache
-def _environment() -> dict[str, Any]:
-    """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
-    return environment()
-
-
-def _pool_notes(config: RunConfig, num_blocks: int | None) -> list[str]:
-    """What is said of a pool, or of steps, that do not hold the longest sequence that is allowed."""
-    longest, fits = longest_that_fits(config, None), longest_that_fits(config, num_blocks)
-    notes, most = [], config.max_num_batched_tokens
-    if fits < longest:
-        notes.append(
-            f"the KV pool holds {fits:,} tokens, less than one request of max_model_len={longest}, with which vLLM "
-            f"refuses to start; max_model_len={fits} fits"
-        )
-    if config.scheduler.policy == "admission_order" and not config.scheduler.enable_chunked_prefill and most < longest:
-        notes.append(
-            f"prompts are not cut, and max_num_batched_tokens={most} is less than max_model_len={longest}, with which "
-            f"vLLM refuses to start; a prompt of more than {most} tokens is rejected"
-        )
-    return notes

@@ -22,14 +22,15 @@ from rich.table import Table
 
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.vllm_balancer import VllmBalancer
-from engine.documents import user_path
+from engine.documents import read_yaml, user_path
 from harness.config import RunConfig
+from harness.config.composing.conf_tree import CONF
 from harness.config.schema.tasks.validation import ValidationConfig
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError
 from harness.figures import write_validation_charts
-from harness.measured.inferencex import Rows, read_rows
+from harness.measured.inferencex import Labels, Rows, read_rows
 from harness.results.stored.files import ERRORS, VALIDATION, write_whole
 from harness.validation.contradictions import contradicted
 from harness.workload.arrivals import ClosedLoop
@@ -49,7 +50,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     """
     assert config.validation.measured is not None
     path = user_path(config.validation.measured.partition(":")[2])
-    rows = read_rows(path, _selection(config))
+    rows = read_rows(path, _selection(config), labels_of(config.validation))
     simulated = [
         simulate_row(system_of(config, row), row, config.validation, config.seed)
         for row in rows.table.itertuples(index=False)
@@ -76,6 +77,11 @@ def _selection(config: RunConfig) -> dict[str, str]:
     if chosen.setdefault("system", system) != system:
         raise ConfigError(f"validation.select.system={chosen['system']}: the device is {system}")
     return {"backend": "vllm", **chosen}
+
+
+def labels_of(client: ValidationConfig) -> Labels:
+    """Which layouts the servers had that rows are labelled with."""
+    return Labels(client.ranks_from, client.shares_experts)
 
 
 def system_of(config: RunConfig, row: Any) -> System:
@@ -127,7 +133,8 @@ def _servers(system: System) -> FleetSystem:
     if system.data_parallel_size == 1:
         return FleetSystem.alone(system)
     pool = ServerPool("serve", system, system.data_parallel_size)
-    return FleetSystem((pool,), VllmBalancer(NoOptions()), VllmBalancer.READING_NS)
+    delay_ms = read_yaml(CONF / "router" / "vllm_balancer.yaml")["view_delay_ms"]
+    return FleetSystem((pool,), VllmBalancer(NoOptions()), int(delay_ms * 1e6))
 
 
 def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import AgenticTrace
-from harness.config.schema.workload import MAX_TOKENS, LengthsConfig
+from harness.config.schema.lengths import LengthsConfig
 from harness.errors import ConfigError
 from harness.workload.sampling import draw_lengths, num_drawn
 from harness.workload.trace import Trace, trace_table
+from simulator.quantities import MAX_TOKENS
 
 BLOCK_SIZE = 64  # tokens per hash id
 

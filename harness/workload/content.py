@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
-from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.lines import Lines, continuing_rows
 from harness.workload.trace import Trace, deadlines_ns, tenants
+from simulator.quantities import MAX_TOKENS
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has
 

@@ -17,9 +17,10 @@ from harness.config import (
     SyntheticTrace,
     UniformLengths,
 )
-from harness.config.schema.workload import AUTO_REQUESTS, MAX_TOKENS, DrawnClasses
+from harness.config.schema.workload import AUTO_REQUESTS, DrawnClasses
 from harness.errors import ConfigError
 from harness.workload.trace import Trace, conversation_columns, trace_table
+from simulator.quantities import MAX_TOKENS
 
 log = logging.getLogger(__name__)
 

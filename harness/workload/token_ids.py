@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.sequence import Request
-from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.content import dense_hash_ids
 from harness.workload.lines import continued_rows
 from harness.workload.trace import Trace, deadlines_ns, tenants
+from simulator.quantities import MAX_TOKENS
 
 Tokens = NDArray[np.int64]
 

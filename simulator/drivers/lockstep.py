@@ -1,8 +1,8 @@
 """Servers that step together, as the ranks of a model with data-parallel attention do.
 
 Attention is each rank's own, the experts are shared out: every layer exchanges tokens between all ranks. So the slowest
-rank sets the pace of all, what they share is added, and a rank without work runs a dummy step of one token beside the
-others.
+rank sets the pace of all, what they share is added, and a rank with nothing to compute runs a dummy step of one token
+beside the others.
 """
 
 from __future__ import annotations
@@ -71,13 +71,21 @@ class Lockstep:
                 wake_at = min(replica.wake_ns() for replica in replicas)
                 yield self._woken if wake_at == NEVER else self._woken | env.timeout(wake_at - now)
                 continue
-            pace, num_tokens = 0, []
-            for replica, plan in zip(replicas, plans, strict=True):
-                price = replica.cost_model.step_ns(_DUMMY) if plan is None else replica.price(plan, now)
-                assert isinstance(price, int), "plans are of one step"
-                pace = max(pace, price)
-                num_tokens.append(1 if plan is None else plan.work.num_tokens)
-            pace += self._shared_ns(num_tokens)
+            pace = self._pace(plans, now)
             yield env.timeout(pace)
             for rank, (replica, plan) in enumerate(zip(replicas, plans, strict=True)):
                 ahead[rank] = replica.finish(plan, now, pace)[0] if plan is not None else None
+
+    def _pace(self, plans: Sequence[StepPlan | None], now: int) -> int:
+        """What the step of all ranks takes; of plans that only wait for transfers, as long as these."""
+        pace, num_tokens = 0, []
+        for replica, plan in zip(self._replicas, plans, strict=True):
+            price = 0 if plan is None else replica.price(plan, now)
+            assert isinstance(price, int), "plans are of one step"
+            pace = max(pace, price)
+            num_tokens.append(0 if plan is None else plan.work.num_tokens)
+        if not any(num_tokens):
+            return pace
+        idle = (replica for replica, tokens in zip(self._replicas, num_tokens, strict=True) if not tokens)
+        pace = max([pace, *(replica.cost_model.step_ns(_DUMMY) for replica in idle)])
+        return pace + self._shared_ns([max(1, tokens) for tokens in num_tokens])

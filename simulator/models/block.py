@@ -122,3 +122,7 @@ class Block:
     def small_kernels(self, model: Sizes, ranks: int) -> SmallKernels:
         """The same by kernel, the norm included, with what fused kernels save."""
         raise NotImplementedError
+
+    def kernels_with_attention(self, model: Sizes, ranks: int) -> SmallKernels:
+        """Those of `small_kernels` that an engine saves whose attention turns queries and keys and stores the KV."""
+        return SmallKernels(0, 0)

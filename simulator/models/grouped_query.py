@@ -93,3 +93,10 @@ class GroupedQuery(Block):
         elements = 4 * model.hidden_size + (2 * turned if self.qk_norm else turned)
         stored = kv_heads * (self.kv_dim * model.dtype_bytes + self.head_bytes(model))
         return SmallKernels(5 if self.qk_norm else 3, elements * model.dtype_bytes + stored)
+
+    def kernels_with_attention(self, model: Sizes, ranks: int) -> SmallKernels:
+        """Rotary embedding and KV store; norms of query and key, one kernel with the embedding, leave one behind."""
+        kv_heads = self.kv_heads_per_rank(ranks)
+        turned = 2 * (self.num_heads // ranks + kv_heads) * self.head_dim
+        stored = kv_heads * (self.kv_dim * model.dtype_bytes + self.head_bytes(model))
+        return SmallKernels(3 if self.qk_norm else 2, turned * model.dtype_bytes + stored)

@@ -25,6 +25,7 @@ from simulator.models.kv_pool import GIB, KVPool, blocks_in
 from simulator.models.model import Model
 
 EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
+TRTLLM = "trtllm"  # TensorRT-LLM's: a share of what weights and the largest step leave
 SGLANG = "sglang"  # the account of SGLang, which keeps activations and CUDA graphs out of its share
 _MIB = 1 << 20
 # Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
@@ -159,7 +160,8 @@ def size_kv_pool(
     `max_num_seqs` sequences are set apart.
 
     With SGLang's account `gpu_memory_utilization` is its `mem_fraction_static`: the share of weights and KV pool in the
-    memory that is free before the weights are loaded.
+    memory that is free before the weights are loaded. With TensorRT-LLM's it is `free_gpu_memory_fraction`: the share
+    of the KV pool in the memory that weights, the activations of the largest step and memory outside of torch leave.
 
     A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
     than the model's and share their memory. `num_graphs` CUDA graphs are captured, 0 with `--enforce-eager`.
@@ -177,12 +179,15 @@ def size_kv_pool(
     if memory_account == SGLANG:
         activations, outside = 0, round(gpu_memory_utilization * _held_by_sglang(device, tensor_parallel_size))
     elif memory_account != EARLY:
-        account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
+        account = ACCOUNTS["vllm_0.17" if memory_account == TRTLLM else memory_account]
+        step = (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         weights += _padding_bytes(model, tensor_parallel_size, both=account.pads_inputs)
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
         outside += account.graph_bytes(model, device, num_graphs, tensor_parallel_size)
     free = usable - weights - activations - outside
+    if memory_account == TRTLLM:
+        free = round((device.memory_bytes - weights - activations - outside) * gpu_memory_utilization)
     found = blocks_in(
         free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs,
         shares_states=shares_states,

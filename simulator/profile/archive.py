@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from simulator.models.model import Model
@@ -109,11 +110,33 @@ def _read(
 @lru_cache(maxsize=16)
 def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> dict[str, pd.DataFrame]:
     found = _entries(path, changed_ns)[entry]
-    members = dict(found["tables"])
-    for kernel in kernels:
-        members |= found["kernels"][kernel]
     with _opened(path) as archive:
-        return {name: pd.read_csv(io.BytesIO(archive.read(member))) for name, member in members.items()}
+        tables = {name: _csv(archive, member) for name, member in found["tables"].items()}
+        original = dict(tables)
+        for kernel in kernels:
+            for name, member in found["kernels"][kernel].items():
+                changed = _csv(archive, member)
+                tables[name] = merged(original[name], tables[name], changed) if name in tables else changed
+    return tables
+
+
+def _csv(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(archive.read(member)))
+
+
+def merged(original: pd.DataFrame, table: pd.DataFrame, changed: pd.DataFrame) -> pd.DataFrame:
+    """`table` with the operators that `changed` has otherwise than `original`; all of `changed` where a table has no
+    operators, or another kernel has changed nothing of it yet."""
+    if table is original or "operator" not in table:
+        return changed
+    of_operator = dict(list(table.groupby("operator", sort=False)))
+    known = dict(list(original.groupby("operator", sort=False)))
+    for operator, rows in changed.groupby("operator", sort=False):
+        values = rows.drop(columns="operator").to_numpy()
+        before = known.get(operator)
+        if before is None or not np.array_equal(values, before.drop(columns="operator").to_numpy()):
+            of_operator[operator] = rows
+    return pd.concat(list(of_operator.values()), ignore_index=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +25,14 @@ SHORT = [
 ]
 
 
+def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code of a command line, and all that it said."""
+    monkeypatch.setattr(sys, "argv", ["twinserve", *arguments])
+    HydraConfig.instance().cfg = None
+    code = cli.main()
+    return code, "\n".join(capsys.readouterr())
+
+
 @pytest.mark.long
 def test_the_commands_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -37,9 +46,11 @@ def test_the_commands_of_the_page(
             small = [word.replace("http://localhost:8000", server.address) for word in small]
             if "task=observe" in words:
                 small += [*SHORT, "observe.time_s=3", "calibration.max_evaluations=3"]
-            monkeypatch.setattr(sys, "argv", ["twinserve", *small, *(SMALL if "task=report" not in words else ())])
-            HydraConfig.instance().cfg = None
-            assert cli.main() == 0, (words, capsys.readouterr())
+            arguments = [*small, *(SMALL if "task=report" not in words else ())]
+            code, said = run(arguments, monkeypatch, capsys)
+            if code and (longer := re.search(r"give (observe\.time_s=\d+)", said)):  # the machine is busy
+                code, said = run([*arguments, longer[1]], monkeypatch, capsys)
+            assert code == 0, (words, said)
     HydraConfig.instance().cfg = None
     assert (tmp_path / "outputs" / "observed" / "measured" / "requests.parquet").exists()
     (report,) = tmp_path.glob("outputs/*/comparison.csv")

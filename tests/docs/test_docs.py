@@ -21,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from engine.core import policies
 from harness import cli
 from harness.config import parse, targets
+from harness.config.command_lines.option_names import with_options
 from tests.docs.pages import PAGES, ROOT, commands, text_of, write_files
 from tests.docs.samples import write_samples
 from tests.harness.builders import CONF, composed
@@ -44,7 +45,7 @@ NOT_RUN = {
 # Pages whose commands run for every commit: the first that are tried, code of the page, and the real engine.
 RUN = ("README.md", "choose_a_configuration.md", "extend.md", "real_engine.md", "sweeps.md")
 # Of commands that cannot be composed without what a command before them wrote, or that are not composed.
-MADE_BY_RUNS = ("import_vllm", "import_sglang", "--config-dir")
+MADE_BY_RUNS = ("import_vllm", "import_sglang", "import_trtllm", "--config-dir")
 SMALL = {
     "trace.num_requests": "20", "plots": "false", "progress": "false",
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
@@ -105,7 +106,7 @@ def _fewer_jobs(arguments: list[str], most: int) -> list[str]:
 def compose_only(arguments: list[str]) -> None:
     words = [word for word in arguments if not word.startswith(("-", "hydra"))]
     words = [word for word in words if not word.startswith("+hydra")]
-    parse(composed(*(re.sub(r"^([\w.]+=[\w.-]+),.*", r"\1", word) for word in words)))
+    parse(composed(*with_options([re.sub(r"^([\w.]+=[\w.-]+),.*", r"\1", word) for word in words])))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from experiments import verdict
 @pytest.fixture(autouse=True)
 def without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of the repository is not asked for with every run."""
-    monkeypatch.setattr("harness.studies.run.environment", dict)
+    monkeypatch.setattr("harness.studies.collecting.environment", dict)
 
 
 @pytest.mark.parametrize("case", ["512 seats", pytest.param("KV pool", marks=pytest.mark.slow)])

@@ -16,6 +16,7 @@ from tests.harness.builders import ROOT
 from tests.mutations import BYTES, ODD_NUMBERS, mutants
 
 PLACE = "DAMAGED"  # in an override: stands for the path of the damaged copy
+_SESSIONS = ("weka", "otel", "tracelab", "waits", "aiperf", "bailian")  # files that have them
 _FAST = ["plots=false", "progress=false", "model=tiny", "device=laptop-cpu"]
 _REPORT = ["task=report", "plots=false", "progress=false"]
 _FORMS = {".jsonl": "json_lines", ".json": "json", ".csv": "csv", ".yaml": "yaml", ".parquet": "parquet"}
@@ -110,8 +111,13 @@ def _traces(inputs: Inputs) -> Iterator[Target]:
     for option, paths in inputs.traces.items():
         for path in paths:
             own_times = option not in ("sharegpt", "sharegpt_multiturn")
-            for arrival in ("trace", "poisson") if own_times else ("poisson", "all_at_once"):
-                yield Target(path, "", (*_FAST, f"trace={option}", f"trace.path={PLACE}", f"arrival={arrival}"))
+            arrivals = ["trace", "poisson"] if own_times else ["poisson", "all_at_once"]
+            if path.stem in _SESSIONS:
+                arrivals += ["sessions", "sessions arrival.think_time=trace"]
+            for arrival in arrivals:
+                yield Target(
+                    path, "", (*_FAST, f"trace={option}", f"trace.path={PLACE}", *f"arrival={arrival}".split())
+                )
 
 
 def _checkpoints() -> Iterator[Target]:

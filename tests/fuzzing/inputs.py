@@ -14,6 +14,7 @@ import pandas as pd
 
 from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.measured.builders import (
+    FILES,
     fitted_on,
     made_up,
     pretend_measured,
@@ -21,6 +22,7 @@ from tests.harness.measured.builders import (
     write_lines,
     write_llmservingsim,
 )
+from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA
 from tests.simulator.importers.builders import write_bundle, write_profiling
 
 PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny"
@@ -45,6 +47,26 @@ MODEL = [
     "model.num_layers=3", "model.hidden_size=64", "model.num_attention_heads=4", "model.num_kv_heads=2",
     "model.head_dim=32", "model.intermediate_size=96", "model.vocab_size=131", "model.max_position_embeddings=256",
 ]  # fmt: skip
+INFERENCE_PERF = [
+    {"start_time": i, "end_time": i + 0.9, "error": None,
+     "info": {"input_tokens": 18 + i, "output_tokens": 3, "output_token_times": [i + 0.2, i + 0.4, i + 0.6]}}
+    for i in range(5)
+]  # fmt: skip
+LLM_D = {
+    "run": {"time": {"duration": "PT9.5S"}},
+    "scenario": {"load": {"standardized": {"concurrency": 4, "rate_qps": None}}},
+    "results": {"request_performance": {"aggregate": {
+        "requests": {"total": 20, "failures": 1, "input_length": {"mean": 30.0}, "output_length": {"mean": 5.0}},
+        "latency": {"time_to_first_token": {"units": "s", "mean": 0.1, "p50": 0.1, "p99": 0.3},
+                    "time_per_output_token": {"units": "ms/token", "mean": 9.0, "p99p9": 20.0}},
+        "throughput": {"request_rate": {"mean": 2.0}, "output_token_rate": {"mean": 10.0}},
+    }}},
+}  # fmt: skip
+SUMMARY_ONLY = {
+    "backend": "vllm", "model_id": "m", "completed": 20, "total_input_tokens": 600, "total_output_tokens": 100,
+    "request_rate": 3.0, "burstiness": 1.0, "max_concurrency": 8, "mean_ttft_ms": 40.0, "p99_tpot_ms": 12.0,
+    "output_throughput": 15.0,
+}  # fmt: skip
 VLLM_BENCH = {
     "backend": "vllm",
     "model_id": "m",
@@ -119,7 +141,15 @@ def _measured(folder: Path, own: Path) -> list[tuple[str, Path | None]]:
     log, workload = write_llmservingsim(folder / "llmservingsim")
     distserve = write_distserve(folder / "measured-x.exp", made_up())
     (folder / "bench.json").write_text(json.dumps(VLLM_BENCH))
-    others = (f"distserve:{distserve}", f"vllm_bench:{folder / 'bench.json'}")
+    others = [f"distserve:{distserve}", f"vllm_bench:{folder / 'bench.json'}"]
+    documents = {"inference_perf": INFERENCE_PERF, "llm_d": LLM_D, "vllm_bench": SUMMARY_ONLY}
+    for kind, document in documents.items():
+        path = folder / f"{kind}_only.json"
+        path.write_text(json.dumps(document))
+        others.append(f"{kind}:{path}")
+    for kind in ("guidellm", "aiperf"):
+        (path,) = FILES.glob(f"{kind}.*")
+        others.append(f"{kind}:{shutil.copy(path, folder)}")
     return [(f"run:{own}", None), (f"llmservingsim:{log}", workload), *((name, None) for name in others)]
 
 
@@ -176,6 +206,16 @@ def _traces(folder: Path) -> dict[str, list[Path]]:
     write_lines(
         found["bailian"][0], [dict(zip(names, row, strict=True)) | ids for row, ids in zip(chats, parents, strict=True)]
     )
+    found |= {"weka": [folder / "weka.json"], "otel": [folder / "otel.json"], "tracelab": [folder / "tracelab.jsonl"]}
+    for name, records in (("weka", [WEKA]), ("otel", [OTEL]), ("tracelab", TRACELAB)):
+        write_lines(found[name][0], records)
+    found["mooncake"].append(folder / "aiperf.jsonl")
+    write_lines(found["mooncake"][1], AIPERF_TURNS)
+    found["jsonl"].append(folder / "waits.jsonl")
+    waits = [
+        {"request_id": i, "session_id": i // 5, "waits_for": [i - 1][: i % 5], "think_time": 0.1} for i in range(20)
+    ]
+    write_lines(found["jsonl"][2], [{**row, **wait} for row, wait in zip(plain, waits, strict=True)])
     found["baseten"] = [folder / "baseten.parquet"]
     columns = ("timestamp_start_unix_ms", "input_tokens", "output_tokens")
     pd.DataFrame(rows, columns=columns).to_parquet(found["baseten"][0])

@@ -12,7 +12,9 @@ from tests.fuzzing.inputs import REAL, Inputs
 from tests.fuzzing.values import HOSTILE, Leaf, draw, leaves
 from tests.harness.builders import CONF
 
-FILE_TRACES = ("azure", "bailian", "baseten", "burstgpt", "csv", "jsonl", "mooncake", "servegen")
+FILE_TRACES = (
+    "azure", "bailian", "baseten", "burstgpt", "csv", "jsonl", "mooncake", "otel", "servegen", "tracelab", "weka",
+)  # fmt: skip
 SHARE_OF_WHOLE_COMMANDS = 0.03
 # Group, option: those that are drawn more often than others of their group.
 _LIGHT = {
@@ -173,7 +175,7 @@ def _make_fitting(rng: random.Random, chosen: dict[str, str]) -> None:
     if chosen["cost"] == "profiled":
         chosen |= {"model": "tiny", "device": "laptop-cpu"}
     if chosen["arrival"] == "sessions":
-        chosen["trace"] = "sharegpt_multiturn"
+        chosen["trace"] = rng.choice(["sharegpt_multiturn", "agentic", "weka", "otel", "tracelab"])
     elif chosen["arrival"] == "trace" and chosen["trace"] not in FILE_TRACES:
         chosen["trace"] = rng.choice(FILE_TRACES)
 

@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from experiments import PLAIN
 from harness.config import RunConfig, parse
+from harness.config.composing.composer import compose
 from harness.jobs import execute
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,9 +29,11 @@ SMALLEST = (
 
 
 def composed(*overrides: str) -> DictConfig:
-    """What Hydra makes of a command line."""
-    with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        return compose("config", overrides=list(overrides))
+    """What Hydra makes of a command line, without its own keys."""
+    cfg = compose(overrides)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
 
 
 def config(*overrides: str) -> RunConfig:

@@ -17,19 +17,16 @@ import torch  # noqa: E402
 
 from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
 from kernels.experts.moe_routing import route_triton  # noqa: E402
-from tests.kernels.occupancy import (  # noqa: E402
-    CUOBJDUMP,
-    LIMITS,
+from tests.kernels.launch_calls import (  # noqa: E402
     after_attention,
     around_decode,
-    compile_launch,
     experts_in_float8,
     norms,
     product_in_float8,
-    recorded,
     store,
     thresholds,
 )
+from tests.kernels.occupancy import CUOBJDUMP, LIMITS, compile_launch, recorded  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
@@ -71,10 +68,19 @@ CALLS: list[tuple[Callable[[], None], int, int]] = [
 ]  # fmt: skip
 
 
+DEAR = (after_attention, experts_in_float8)  # to compile
+
+
+def marks_of(call: Callable[[], None], capability: int, first: int) -> list[pytest.MarkDecorator]:
+    if capability != first:
+        return [pytest.mark.slow]
+    return [pytest.mark.long] * (getattr(call, "func", call) in DEAR)
+
+
 @pytest.mark.parametrize(
     ("call", "capability"),
     [
-        pytest.param(call, capability, marks=[] if capability == first else pytest.mark.slow)
+        pytest.param(call, capability, marks=marks_of(call, capability, first))
         for call, least, first in CALLS
         for capability in LIMITS
         if capability >= least

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
+from simulator.drivers.lockstep import Ranks
 from simulator.fleet import Fleet
 from simulator.gateway import Decoders
 from simulator.handover import Network, Port
@@ -127,6 +128,7 @@ def simulate(
     network: Network | None = None,
     decode_rule: Router | None = None,
     local_tokens: int = 0,
+    ranks: Sequence[Ranks] = (),
     **options: Any,
 ) -> list[RecordedRun]:
     """Serve the trace to its end with a replica for each scheduler, by default in turn; returns the tables of each.
@@ -138,6 +140,7 @@ def simulate(
         num_prefill: so many of the schedulers, from the first on, compute prompts for the others.
         network: between these and the others.
         decode_rule, local_tokens: as of `Decoders`.
+        ranks: replicas that step together.
         options: arguments of the replicas.
     """
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
@@ -149,7 +152,7 @@ def simulate(
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
         if num_prefill:
-            ports.append(Port(network, 100, transfers or NoTransfers()))
+            ports.append(Port(network, 100, transfers or NoTransfers(), num_layers=4))
             transfers = ports[-1]
         replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
     decoders = None
@@ -162,7 +165,9 @@ def simulate(
         )
         replicas = replicas[split[0]]
     rule = rule or RoundRobin(NoOptions())
-    Fleet(arrivals, make_request, replicas, rule, decoders=decoders, alone=alone, reading_ns=reading_ns).run()
+    Fleet(
+        arrivals, make_request, replicas, rule, decoders=decoders, ranks=ranks, alone=alone, reading_ns=reading_ns
+    ).run()
     for scheduler in schedulers:
         assert not scheduler.unfinished
         scheduler.check_integrity()

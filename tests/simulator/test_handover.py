@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
-from simulator.handover import Network
+from simulator.drivers.lockstep import Ranks
+from simulator.handover import Network, note_prompt, prompt_of
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
@@ -28,6 +30,7 @@ from tests.simulator.workloads import Case, cases, make_trace, simple_trace
 MS = 1_000_000
 STEP = FlatCost(MS)
 SLOW = Network(1e6, latency_ns=1_000, request_ns=50_000)  # blocks of 100 bytes take 0.1 ms
+BY_LAYERS = replace(SLOW, by_layers=True)  # of a model with 4 layers
 
 
 def options_apart(options: SchedulerOptions) -> bool:
@@ -39,7 +42,7 @@ def apart_cases() -> st.SearchStrategy[Case]:
     return cases(num_replicas=st.sampled_from([2, 3, 5])).filter(lambda case: options_apart(case.options))
 
 
-networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7)])
+networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7), BY_LAYERS, Network(3e4, by_layers=True)])
 
 
 @examples(10)
@@ -60,13 +63,13 @@ def test_compressed_is_stepped(case: Case, network: Network, local_tokens: int, 
 
 
 @examples(8)
-@given(apart_cases().filter(lambda case: case.num_replicas > 3), st.booleans())
-def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_flat: bool) -> None:
+@given(apart_cases().filter(lambda case: case.num_replicas > 3), st.booleans(), st.sampled_from([SLOW, BY_LAYERS]))
+def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_flat: bool, network: Network) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}
     orders = [1, 0], [2, 0, 1]
-    runs = simulate_case(case, rule=Nosy(), decode_rule=Nosy(), num_prefill=2, network=SLOW, **price)
+    runs = simulate_case(case, rule=Nosy(), decode_rule=Nosy(), num_prefill=2, network=network, **price)
     rules = [Nosy(order=order) for order in orders]
-    permuted = simulate_case(case, rule=rules[0], decode_rule=rules[1], num_prefill=2, network=SLOW, **price)
+    permuted = simulate_case(case, rule=rules[0], decode_rule=rules[1], num_prefill=2, network=network, **price)
     for place, number in enumerate([*orders[0], *(2 + number for number in orders[1])]):
         left, right = permuted[place].requests, runs[number].requests
         columns = [name for name in left if name != "prefill_server"]
@@ -112,11 +115,12 @@ def two(
     schedulers: list[Scheduler] | None = None,
     *,
     compress: bool = True,
+    network: Network = SLOW,
 ) -> list[RecordedRun]:
     """A server for prompts and one for decodes; steps take 1 ms."""
     times = np.round(np.array(arrivals_ms) * MS).astype(np.int64)
     trace, schedulers = simple_trace(prompts, outputs), schedulers or [make(4), make(4)]
-    return simulate(trace, OpenLoop(times), schedulers, STEP, num_prefill=1, network=SLOW, compress=compress)
+    return simulate(trace, OpenLoop(times), schedulers, STEP, num_prefill=1, network=network, compress=compress)
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -130,6 +134,42 @@ def test_a_request_by_hand(compress: bool) -> None:
     assert first.requests["prefill_end_time"].tolist() == pytest.approx([0.001])
     assert first.steps["num_prefill_tokens"].tolist() == [10]
     assert second.steps["num_prefill_tokens"].sum() == 1
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(
+    ("prompts", "copied_ns"),
+    [
+        ([10], [1_076_000]),  # 3 blocks: the last layer, 0.075 ms, when it is computed, and 1 us of latency
+        ([40], [1_251_000]),  # 10 blocks, 1 ms, from the end of the first layer at 0.25 ms on
+        ([10, 10, 32], [1_076_000, 1_076_000, 1_651_000]),  # 0.55, 0.85 and 1.65 ms: the third waits for the others
+    ],
+)
+def test_layers_are_sent_while_the_next_ones_are_computed(
+    prompts: list[int], copied_ns: list[int], compress: bool
+) -> None:
+    """Steps take 1 ms, a layer 0.25; requests are queued at 1.05 ms, and those whose KV is there run a step."""
+    count = len(prompts)
+    _, second = two(prompts, [1] * count, [0] * count, compress=compress, network=BY_LAYERS)
+    seen_ns = [at if at < 1_100_000 else 2_076_000 for at in copied_ns] if count > 1 else copied_ns
+    assert second.requests["parked_time"].tolist() == pytest.approx([1e-9 * (at - 1_050_000) for at in seen_ns])
+    assert second.requests["first_token_time"].tolist() == pytest.approx([1e-9 * (at + MS) for at in seen_ns])
+
+
+def test_ranks_that_step_together_take_no_step_while_all_of_them_wait_for_kv() -> None:
+    """Both prompts are queued at 1.05 ms and copied at 1.351 and 1.651 ms; the second waits for the step of the first.
+
+    A step of both ranks takes 1 ms and 0.1 ms of what they share.
+    """
+    first, *ranks = simulate(
+        simple_trace([10, 10], [3, 1]), OpenLoop(np.array([0, 0])), [make(4) for _ in range(3)], STEP, num_prefill=1,
+        network=SLOW, decode_rule=RoundRobin(NoOptions()), ranks=[Ranks(1, 2, lambda num_tokens: MS // 10)],
+        compress=False,
+    )  # fmt: skip
+    computing = ranks[0].steps[ranks[0].steps["num_decode_seqs"] + ranks[0].steps["num_prefill_tokens"] > 0]
+    assert computing["start_time"].tolist() == pytest.approx([0.001351, 0.002451, 0.003551])
+    assert ranks[0].requests["first_token_time"][0] == pytest.approx(0.002451)
+    assert ranks[1].requests["first_token_time"][1] == pytest.approx(0.003551)
 
 
 def test_transfers_that_share_a_link_follow_one_another() -> None:
@@ -172,6 +212,15 @@ def test_short_prompts_and_those_that_are_known_stay_with_the_decoding_server() 
     assert first.steps["num_prefill_tokens"].tolist() == [40]
     assert second.requests["num_output_tokens"].tolist() == [4, 4, 4]
     assert second.steps["num_prefill_tokens"].sum() == 8 + 1 + 8  # of the last, what was never sent there
+
+
+def test_a_short_prompt_goes_to_the_server_that_was_chosen_for_its_decodes() -> None:
+    trace, times = simple_trace([8] * 4, [2] * 4), OpenLoop(np.arange(4) * 10 * MS)
+    runs = simulate(
+        trace, times, [make(4), make(4), make(4)], STEP, num_prefill=1, network=SLOW, local_tokens=8,
+        decode_rule=RoundRobin(NoOptions()),
+    )  # fmt: skip
+    assert [int(run.steps["num_prefill_tokens"].sum()) for run in runs] == [0, 16, 16]
 
 
 @pytest.mark.parametrize(("prompt", "output", "arrival_ms", "num_blocks"), [(16, 30, 0, 14), (1, 8, 4, 6)])
@@ -262,3 +311,18 @@ def test_a_router_that_is_told_of_caches_knows_what_is_there_and_what_is_coming(
     simulate(trace, times, schedulers, STEP, rule=Told(NoOptions()))
     assert [servers[0] for servers in seen] == [(0, 0)] * 6
     assert [servers[1][0] for servers in seen] == [0, 16, 0, 16, 0, 0]
+
+
+def test_a_prompt_elsewhere_is_ranked_and_routed_as_its_request() -> None:
+    hashes, ranks = [1, 2], {"priority": -2, "tenant": 5, "session": 6, "deadline": 8, "reads_prefix_cache": False}
+    request = Request(3, 40, 4, 7, block_hashes=hashes, **ranks)  # type: ignore[arg-type]
+    prompt = prompt_of(request)
+    assert {name: getattr(prompt, name) for name in ranks} == ranks
+    assert (prompt.request_id, prompt.arrival_time, prompt.num_prompt_tokens, prompt.max_tokens) == (3, 7, 40, 1)
+    assert prompt.decodes_elsewhere and prompt.sequences[0].block_hashes == hashes
+    (computed,), (sequence,) = prompt.sequences, request.sequences
+    computed.num_cached_tokens, computed.cached_by_tier = 16, {"host": 8}
+    computed.num_recomputed_tokens, computed.num_preemptions, prompt.first_scheduled_time = 5, 2, 9
+    note_prompt(request, prompt)
+    assert (sequence.num_cached_tokens, sequence.cached_by_tier) == (16, {"host": 8})
+    assert (request.num_recomputed_tokens, request.num_preemptions, request.first_scheduled_time) == (5, 2, 9)

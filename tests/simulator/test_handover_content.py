@@ -16,7 +16,7 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
 from engine.core.scheduler_options import SchedulerOptions
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Request, Sequence, SequenceStatus
 from harness.workload.content import request_factory
 from simulator.fleet import Fleet
 from simulator.gateway import Decoders
@@ -54,6 +54,8 @@ class Memory:
             self.slots[self._slot(sequence, position)] = self._content(sequence, position)
 
     def check(self, sequence: Sequence, end: int) -> None:
+        if sequence.status is SequenceStatus.PADDING:  # what it computes nobody gets
+            return
         for position in range(end):
             assert self.slots.get(self._slot(sequence, position)) == self._content(sequence, position)
         self.num_reads += end
@@ -85,10 +87,18 @@ class CheckedPort(Port):
 
     memory: Memory
 
-    def pull(self, sequence: Sequence, now_ns: int) -> None:
-        origin, source = self._origins[sequence.request_id]
+    def receive(self, request_id: int, began_ns: int, ended_ns: int) -> None:
+        self.check_origin(request_id)
+        super().receive(request_id, began_ns, ended_ns)
+
+    def check_origin(self, request_id: int) -> None:
+        origin, source = self._origins[request_id]
         assert isinstance(origin, CheckedPort)
-        origin.memory.check(source, sequence.request.num_prompt_tokens)
+        origin.memory.check(source, source.num_computed_tokens)
+
+    def pull(self, sequence: Sequence, now_ns: int) -> None:
+        if sequence.request_id not in self._received:  # whose origin may be free by now
+            self.check_origin(sequence.request_id)
         first = sequence.num_registered_blocks * self.memory.block_size  # what is shared may come with this step
         self.memory.write(sequence, first, sequence.request.num_prompt_tokens - 1)
         super().pull(sequence, now_ns)
@@ -108,7 +118,7 @@ def serve(case: Case, network: Network, local_tokens: int) -> list[Memory]:
     ports: list[CheckedPort] = []
     replicas = []
     for scheduler, memory in zip(schedulers, memories, strict=True):
-        ports.append(CheckedPort(network, 100, NoTransfers()))
+        ports.append(CheckedPort(network, 100, NoTransfers(), num_layers=4))
         ports[-1].memory = memory
         replicas.append(Replica(scheduler, FlatCost(10_000), memory, compress=False, transfers=ports[-1]))
     half = case.num_replicas // 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.core.kv.shared_store import STORE, SharedStore
@@ -19,6 +20,8 @@ from harness import run
 from harness.workload.content import request_factory
 from simulator.fleet import Fleet
 from simulator.replica import Replica
+from simulator.servers import stores_of
+from simulator.tiers import StoreTier, Tiers
 from simulator.transfers import StoreLink, TierLinks
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost
@@ -107,6 +110,13 @@ def serve(case: Case, num_blocks: int, bytes_per_s: float) -> list[TieredMemory]
 STORE_ONLY = OffloadOptions(num_store_blocks=1)
 
 
+NAMED_ON_BOTH_SERVERS = Case(  # a preemption names content that nobody else knows
+    options=SchedulerOptions(policy="admission_order", victim="spare_last"), block_size=1, extra_blocks=1,
+    max_num_seqs=3, max_num_batched_tokens=16, arrivals="burst", contents="hash_ids", max_lookahead_steps=1, seed=0,
+    num_replicas=2, offload=OffloadOptions(num_store_blocks=1, overlap=False),
+)  # fmt: skip
+
+
 @examples(12)
 @given(
     cases(
@@ -119,6 +129,7 @@ STORE_ONLY = OffloadOptions(num_store_blocks=1)
     st.sampled_from([3, 40, 10_000]),
     st.sampled_from([1e6, 1e9, 1e12]),
 )
+@example(NAMED_ON_BOTH_SERVERS, 10_000, 1e9)
 def test_nothing_is_read_that_was_not_written(case: Case, num_blocks: int, bytes_per_s: float) -> None:
     memories = serve(case, num_blocks, bytes_per_s)
     assert sum(memory.num_reads for memory in memories) > 0
@@ -178,3 +189,9 @@ def test_a_rule_may_count_the_store_with_a_weight() -> None:
             "router.options.kv_use=0")  # fmt: skip
     for host, servers in ((0.0, {0}), (1.5, {0, 1})):
         assert {*run(*base, f"router.options.host={host}").requests["server"]} == servers
+
+
+def test_a_store_of_any_size_is_made_at_once_and_once() -> None:
+    tiers = Tiers(store=StoreTier(10**12, 1e9, num_servers=2))
+    stores = stores_of([SimpleNamespace(tiers=tiers)] * 6)  # type: ignore[list-item]
+    assert [stores.index(store) for store in stores] == [0, 0, 2, 2, 4, 4]

@@ -39,6 +39,7 @@ class Ends:
     def __init__(self) -> None:
         self.ended: list[tuple[int, int, str]] = []  # request, server, how
         self.first_tokens: dict[int, int] = {}
+        self.arrivals: dict[int, int] = {}
         self.schedulers: list[Scheduler] = []
         self.num_steps = 0
 
@@ -55,6 +56,7 @@ class Ends:
                 for request in outcome.finished:
                     ends.ended.append((request.request_id, server, "finished"))
                     ends.first_tokens[request.request_id] = request.first_token_time
+                    ends.arrivals[request.request_id] = request.arrival_time
 
         return Noting()
 
@@ -145,6 +147,7 @@ def test_a_request_of_a_dead_server_begins_anew_on_another() -> None:
     dies = (Failure(0, 2_500_000),)
     ends, staffing = serve(None, Changes(dies), RoundRobin(NoOptions()), num_servers=2, lengths=one[0], times=one[1])
     assert ends.ended == [(0, 1, "finished")] and ends.first_tokens == {0: 3_500_000} and staffing.retried == {0}
+    assert ends.arrivals == {0: 0}, "it has waited since it came"
     assert staffing.counts == [Count(0, 2, 2), Count(2_500_000, 1, 1)]
     late, _ = serve(
         None, Changes((Failure(0, 5 * MS + MS // 2),)), RoundRobin(NoOptions()), num_servers=1, lengths=([4], [9]),
@@ -163,6 +166,12 @@ def test_requests_wait_for_a_server_that_comes_back_and_are_lost_if_none_does() 
     ends, _ = serve(None, Changes(both), RoundRobin(NoOptions()), num_servers=2, lengths=lengths, times=times)
     assert [(request, server) for request, server, _ in ends.ended] == [(0, 0), (1, 0)]
     assert ends.first_tokens == {0: 6 * MS, 1: 6 * MS}
+    lengths, times = ([4] * 7, [5] * 7), np.array([0, *[2 * MS] * 6])
+    ends, _ = serve(None, Changes((Failure(0, MS, 4 * MS),)), RoundRobin(NoOptions()), num_servers=1, lengths=lengths,
+                    times=times)  # fmt: skip
+    first = [ends.first_tokens[request] for request in range(7)]
+    assert first[:4] == [6 * MS] * 4 and min(first[4:]) > 6 * MS, "in the order in which they came, four at a time"
+    lengths, times = ([4, 4], [5, 5]), np.array([0, 2 * MS])
     never = Failure(0, MS), Failure(1, MS)
     ends, _ = serve(None, Changes(never), RoundRobin(NoOptions()), num_servers=2, lengths=lengths, times=times)
     assert {how for _, _, how in ends.ended} == {"lost"}
@@ -191,6 +200,25 @@ def test_a_server_that_dies_while_it_starts_is_not_there_when_it_would_have_been
         lengths=([4] * 4, [20] * 4), times=np.zeros(4, int),
     )  # fmt: skip
     assert staffing.counts == [Count(0, 1, 1), Count(2 * MS, 1, 2), Count(3 * MS, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "counts"),
+    [
+        ("kv_use", 0.5, [Count(0, 1, 1)]),  # a pool in which hardly anything is
+        # Row 0 ends at 6 ms, too late: that is half of the fleet too few; at 8 ms nobody has ended since.
+        ("slo", 0.5, [Count(0, 1, 1), Count(6 * MS, 1, 2), Count(7 * MS, 2, 2), Count(8 * MS, 1, 1)]),
+    ],
+)
+def test_a_reading_is_of_the_pools_in_use_or_of_who_ended_since_the_last_one(
+    metric: Any, target: float, counts: list[Count]
+) -> None:
+    scaled = Scaled(Scaling(metric, target, 1, 2), 2 * MS, MS, is_within_slo=lambda request: request.request_id > 0)
+    _, staffing = serve(
+        None, Changes(scaled=scaled, num_open=1), LeastRequests(NoOptions()), num_servers=2,
+        lengths=([4, 4], [6, 40]), times=np.array([0, 0]),
+    )  # fmt: skip
+    assert staffing.counts == counts
 
 
 @pytest.mark.parametrize(

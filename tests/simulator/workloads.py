@@ -89,7 +89,7 @@ OPTIONS = st.builds(
     policy=st.sampled_from(ON_ANY_POOL),
     watermark=st.just(0.02),
     allocation=st.sampled_from(["prompt", "chunk"]),
-    eviction=st.sampled_from([rule for rule in get_args(Eviction) if rule != "radix"]),
+    eviction=st.sampled_from([rule for rule in get_args(Eviction) if rule not in ("radix", "stored")]),
     victim=st.sampled_from(["spare_last", "last"]),
     full_hit=st.sampled_from(["copy", "recompute_block"]),
     async_scheduling=st.booleans(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import Literal
+from typing import ClassVar, Literal
 
 from engine.core.hashing import token_bytes
 from engine.core.kv.eviction import Eviction, RankedPool, make_pool
@@ -34,6 +34,10 @@ class BlockManager:
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
     """
+
+    finds_late: ClassVar[bool] = False  # whether blocks can be found only when what computes them has run
+    stores_prompts_first: ClassVar[bool] = False  # then, before what ends in the same step is released
+    forks: ClassVar[bool] = True  # whether sequences can share a block that they write to
 
     def __init__(
         self,
@@ -141,6 +145,14 @@ class BlockManager:
         if self._ranked is not None:
             self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
         sequence.num_registered_blocks = end
+
+    def announce(self, sequence: Sequence, num_tokens: int) -> None:
+        """`register` what the step being planned computes, up to so many tokens."""
+        self.register(sequence, num_tokens)
+
+    def checkpoint(self, sequence: Sequence, num_tokens: int) -> None:
+        """`register` what is computed of a sequence that runs, up to so many tokens, where blocks are found late."""
+        self.register(sequence, num_tokens)
 
     def hashes_of(self, sequence: Sequence, num_full: int) -> list[int]:
         """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""

@@ -130,6 +130,8 @@ class ContiguousManager(BlockManager):
         num_drafts: drafts that a step verifies, beyond the end of a sequence too; a reservation has room for them.
     """
 
+    forks = False
+
     def __init__(
         self, num_blocks: int, block_size: int, rule: Contiguous, longest: int | None = None, num_drafts: int = 0
     ) -> None:

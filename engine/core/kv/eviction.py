@@ -14,7 +14,7 @@ from typing import Literal
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.pool import Evict, Pool
 
-Eviction = Literal["unhashed_first", "lru", "fifo", "lfu", "radix"]
+Eviction = Literal["unhashed_first", "lru", "fifo", "lfu", "radix", "stored"]
 
 
 class RankedPool(BlockPool):

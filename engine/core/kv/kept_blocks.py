@@ -18,7 +18,8 @@ def name_content(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> N
         return
     hashes = sequence.block_hashes = list(sequence.block_hashes or ())
     request = sequence.request
-    name = request.order << 16 | request.sequences.index(sequence)
+    # The order is unique in a scheduler, and the id among servers, which may share a store.
+    name = (request.request_id << 32 | request.order) << 16 | request.sequences.index(sequence)
     own = -1 - (name << 32)  # below 0, where no given identity is
     hashes.extend(range(own - len(hashes), own - num_tokens // blocks.block_size, -1))
     blocks.register(sequence, num_tokens)

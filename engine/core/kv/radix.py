@@ -104,6 +104,9 @@ class RadixManager(BlockManager):
     """Blocks of sequences whose prefixes are cached in a radix tree; `num_registered_blocks` of a sequence are those
     that it holds in the tree."""
 
+    finds_late = True
+    forks = False
+
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
         self.tree = RadixTree()
         self.radix_pool = RadixPool(num_blocks, self.tree)

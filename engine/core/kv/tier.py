@@ -74,7 +74,8 @@ class Tier:
         self._below = below
         self._refreshes = eviction == "lru"
         self._moves = [] if moves is None else moves
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = []  # given back; those from `_num_used` on were never used
+        self._num_used = 0
         self._cached: OrderedDict[int, CachedBlock] = OrderedDict()  # by hash; the first is evicted first
         self._readers: Counter[int] = Counter()  # of hashes, by sequences that wait for the block's KV
         self._settling: set[int] = set()  # hashes of blocks that the plan being made reads or writes
@@ -85,16 +86,24 @@ class Tier:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that `take` can hand out: free ones, and cached ones that are not busy."""
-        return len(self._free) + len(self._cached) - self._num_busy
+        return self._num_free + len(self._cached) - self._num_busy
 
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free or cached and not busy."""
         assert 0 < count <= self.num_free_blocks
-        while len(self._free) < count:
+        while self._num_free < count:
             self._evict()
-        blocks = self._free[: -count - 1 : -1]
-        del self._free[-count:]
-        return blocks
+        return [self._take_free() for _ in range(count)]
+
+    @property
+    def _num_free(self) -> int:
+        return len(self._free) + self.num_blocks - self._num_used
+
+    def _take_free(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._num_used += 1
+        return self._num_used - 1
 
     def release(self, blocks: list[int]) -> None:
         self._free.extend(reversed(blocks))
@@ -111,15 +120,15 @@ class Tier:
 
     def store(self, block_hash: int, content: Content | None, source_tier: str, source: int) -> None:
         """Copy a block that is leaving another tier to this one; it is dropped if all blocks here are busy or held."""
-        cached, free = self._cached, self._free
+        cached = self._cached
         if block_hash in cached:
             self.refresh(block_hash)
             return
-        if not free:
+        if not self._free and self._num_used == self.num_blocks:
             if len(cached) == self._num_busy:
                 return
             self._evict()
-        block = free.pop()
+        block = self._take_free()
         cached[block_hash] = make_cached((block, content))
         self._settling.add(block_hash)
         self._num_busy += 1
@@ -174,7 +183,8 @@ class Tier:
             AssertionError: it is not so.
         """
         cached = [each.block for each in self._cached.values()]
-        assert sorted([*self._free, *held, *cached]) == list(range(self.num_blocks)), "a block is lost or held twice"
+        assert self._num_used <= self.num_blocks
+        assert sorted([*self._free, *held, *cached]) == list(range(self._num_used)), "a block is lost or held twice"
         assert Counter(readers) == self._readers, "the readers of a tier are miscounted"
         busy = self._readers.keys() | self._settling
         assert busy <= self._cached.keys(), "a busy block was evicted"

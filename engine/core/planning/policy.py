@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from engine.core.admission.need import Need
@@ -19,7 +20,8 @@ class Policy(Protocol):
     Attributes:
         options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
         chooses_victims: it preempts by an order of its own, whatever victim rule it is given.
-        uses_radix_tree: it needs `eviction=radix`.
+        needs: options of the scheduler that it cannot do without, by name; a rule of eviction that a policy needs goes
+            with that policy only.
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
         finds_verified: what the drafts of a step brought can be found by others when it has run, not only when the next
@@ -30,7 +32,7 @@ class Policy(Protocol):
 
     options_type: ClassVar[type[Any]]
     chooses_victims: ClassVar[bool]
-    uses_radix_tree: ClassVar[bool]
+    needs: ClassVar[Mapping[str, object]]
     finds_verified: bool
     pads: bool
     order: QueueOrder
@@ -60,7 +62,7 @@ class BasePolicy:
 
     options_type: ClassVar[type[Any]] = NoOptions
     chooses_victims: ClassVar[bool] = False
-    uses_radix_tree: ClassVar[bool] = False
+    needs: ClassVar[Mapping[str, object]] = {}
     finds_verified: bool = False
     pads: bool = False
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
-from engine.core.kv.radix import RadixManager
 from engine.core.sequence import Request, RequestRefusedError
 
 
@@ -20,7 +18,7 @@ class Refusal:
     def __init__(self, longest: int, most_sequences: int, blocks: BlockManager) -> None:
         self._longest = longest
         self._most_sequences = most_sequences
-        self._forks = not isinstance(blocks, ContiguousManager | RadixManager)
+        self._forks = blocks.forks
 
     def limit(self, request: Request) -> int:
         """Prompt and output tokens that a sequence of `request` cannot exceed.
@@ -38,7 +36,8 @@ class Refusal:
         count, most = request.num_sequences, self._most_sequences
         if count > 1 and not self._forks:
             raise RequestRefusedError(
-                "sequences of one prompt share blocks that they write to; neither reservations nor radix trees do"
+                "sequences of one prompt share blocks that they write to; neither reservations, radix trees nor stored "
+                "blocks do"
             )
         if not 1 <= count <= most:
             raise RequestRefusedError(f"{count} sequences: must be from 1 to {most}, which may run")

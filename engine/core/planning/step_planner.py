@@ -154,7 +154,7 @@ class StepPlanner(GivingWay):
         end = start + num_tokens
         draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
         if sequence.has_content:
-            self._blocks.register(sequence, end)
+            self._blocks.announce(sequence, end)
 
     def set_aside(self, num_blocks: int) -> list[int]:
         """Take blocks for one that is served, before the next victim frees its own; `put_back` before they are used."""
@@ -186,7 +186,7 @@ class StepPlanner(GivingWay):
         filled |= {s: s.num_computed_tokens + num_tokens for s, num_tokens in chunks.items() if s.has_content}
         for sequence in running.sequences:
             if sequence in filled:
-                self._blocks.register(sequence, filled[sequence])
+                self._blocks.announce(sequence, filled[sequence])
 
     def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
         """Whether one more prompt chunk, padded with those of the draft, would bring the step over a limit."""

@@ -3,6 +3,7 @@ still generate, and retraction when it was too low."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,7 +54,10 @@ class Sglang(BasePolicy):
 
     options_type: ClassVar[type[Any]] = SglangOptions
     chooses_victims = True
-    uses_radix_tree = True
+    needs: ClassVar[Mapping[str, object]] = {
+        "eviction": "radix", "allocation": "chunk", "admission": "full_prompt", "preemption": "recompute",
+        "max_padding": None, "long_prefill_token_threshold": 0,
+    }  # fmt: skip
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: SglangOptions) -> None:
         super().__init__(order, preemption, options)

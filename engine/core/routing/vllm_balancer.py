@@ -1,7 +1,8 @@
 """The rank of the shortest queue, as vLLM spreads requests over data-parallel ranks (`DPLBAsyncMPClient` in its
 v1/engine/core_client.py): each waiting request counts as four running ones.
 
-vLLM hears of the counts every 100 ms, and adds what it has sent since to the queues.
+vLLM hears of the counts from time to time (`view_delay_ms` in conf/router/vllm_balancer.yaml), and adds what it has
+sent since to the queues.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ _WAITING = 4
 
 class VllmBalancer(BaseRouter):
     """Of several with the lowest score, the first."""
-
-    READING_NS = 100_000_000
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)

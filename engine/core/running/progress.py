@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import abc
 from operator import attrgetter
 
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
-from engine.core.kv.radix import RadixManager
 from engine.core.running.padding import drop, end_batch, pad_or_release
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import FINISHED, Sequence, SequenceStatus
@@ -43,7 +43,6 @@ class Progress:
         self._pads_to = pads_to
         self._has_drafts = running.decodes.tokens_per_decode > 1
         self._finds_verified = finds_verified and not running.lag and self._has_drafts
-        self._radix = blocks if isinstance(blocks, RadixManager) else None
 
     def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
         """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
@@ -135,15 +134,18 @@ class Progress:
             for sequence in flight.victims:
                 sequence.last_token_time = now
         ended = flight.ended
-        if self._radix is not None and flight.started:
-            ended = [*dict.fromkeys([*ended, *flight.started])]
+        if self._blocks.finds_late and flight.started:
+            if self._blocks.stores_prompts_first:
+                self._store_prompts(flight.started)
+            else:
+                ended = [*dict.fromkeys([*ended, *flight.started])]
         if len(ended) > 1:
             ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
         if self._finds_verified:
             self._register_verified(ended)
         for sequence in ended:
-            if self._radix is not None and sequence in running.decodes.sequences:
-                self._radix.checkpoint(sequence, sequence.num_tokens - 1)
+            if self._blocks.finds_late and sequence in running.decodes.sequences:
+                self._blocks.checkpoint(sequence, sequence.num_tokens - 1)
             if sequence in running.ending:
                 del running.ending[sequence]
                 # What drafts of the last step brought cannot be found unless steps are planned ahead, and each step has
@@ -157,6 +159,11 @@ class Progress:
         if running.padding:
             end_batch(running)
         return resumed_gaps
+
+    def _store_prompts(self, started: abc.Iterable[Sequence]) -> None:
+        for sequence in started:
+            if sequence in self._running.sequences:
+                self._blocks.checkpoint(sequence, sequence.num_tokens - 1)
 
     def _register_verified(self, ended: list[Sequence]) -> None:
         """Register all but the last token of those who got tokens, in order of admission: of equal blocks the first one

@@ -116,7 +116,7 @@ class RunningSet:
         """Register the blocks of decodes that are known to be full when the step `ahead` of the next one is planned."""
         for sequence, num_tokens in self.filled(ahead):
             if sequence not in stopped:
-                self._blocks.register(sequence, num_tokens)
+                self._blocks.announce(sequence, num_tokens)
 
     def filled(self, ahead: int) -> list[tuple[Sequence, int]]:
         """Decodes that may have filled a block by then, and how many known tokens they have.

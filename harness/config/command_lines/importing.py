@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.config.command_lines import KEYS
+from harness.config.command_lines.option_names import with_options
 from harness.config.command_lines.sglang import import_line as sglang_import
 from harness.config.command_lines.translation import Translation
+from harness.config.command_lines.trtllm import import_line as trtllm_import
 from harness.config.command_lines.vllm import import_line as vllm_import
 from harness.config.composing.conf_tree import CONF
 from harness.errors import ConfigError
 
-_TRANSLATE = dict(zip(KEYS, (vllm_import.translate, sglang_import.translate), strict=True))
+_TRANSLATE = dict(zip(KEYS, (vllm_import.translate, sglang_import.translate, trtllm_import.translate), strict=True))
 
 
 def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Translation:
-    """The arguments of run.py with `import_vllm=...` or `import_sglang=...` replaced by overrides, which yield to all
-    that is given beside it.
+    """The arguments of run.py with `import_vllm=...` or that of another tool replaced by overrides, which yield to all
+    that is given beside it, and names of models and devices by the options they mean.
 
     Args:
         folders: configuration trees, whose models are known by their names on Hugging Face.
@@ -25,9 +27,10 @@ def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Trans
     Raises:
         ConfigError: there are several of them, or as of the translation.
     """
+    arguments = with_options(arguments, folders)
     commands = [(key, text.partition("=")[2]) for text in arguments for key in KEYS if text.startswith(f"{key}=")]
     if not commands:
-        return Translation(list(arguments), [])
+        return Translation(arguments, [])
     key, command = commands[0]
     if len(commands) > 1:
         raise ConfigError(f"{key}: given {len(commands)} times; one run has one command line")

@@ -25,6 +25,24 @@ SAME_SIZES = {
     "meta-llama/Llama-3.2-3B-Instruct": "meta-llama/Llama-3.2-3B",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
     "mistralai/Mixtral-8x7B-v0.1": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "deepseek-ai/DeepSeek-R1-0528": "deepseek-ai/DeepSeek-R1",
+    "deepseek-ai/DeepSeek-V3-0324": "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3.1": "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "meta-llama/Llama-3.1-8B",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": "meta-llama/Llama-3.3-70B-Instruct",
+}
+# The same but for the longest context, in tokens (max_position_embeddings of their config.json).
+OTHER_CONTEXT = {
+    "Qwen/Qwen3-4B-Instruct-2507": ("Qwen/Qwen3-4B", 262144),
+    "Qwen/Qwen3-4B-Thinking-2507": ("Qwen/Qwen3-4B", 262144),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B", 262144),
+    "Qwen/Qwen3-30B-A3B-Thinking-2507": ("Qwen/Qwen3-30B-A3B", 262144),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": ("Qwen/Qwen3-30B-A3B", 262144),
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": ("Qwen/Qwen3-235B-A22B", 262144),
+    "Qwen/Qwen3-235B-A22B-Thinking-2507": ("Qwen/Qwen3-235B-A22B", 262144),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": ("Qwen/Qwen2.5-7B-Instruct", 131072),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": ("Qwen/Qwen2.5-14B-Instruct", 131072),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": ("Qwen/Qwen2.5-32B-Instruct", 131072),
 }
 _CHECKPOINTS = {"-FP8": "fp8_block", "-AWQ": "int4", "-GPTQ-Int4": "int4"}  # of Qwen, by the end of the name
 _ALIKE = 0.5  # of the words of two names of models
@@ -46,18 +64,34 @@ class KnownModels:
             raise ConfigError("the command names no model; add it, or give model=... beside it")
         if os.path.exists(user_path(name)):  # False for names that no file can have
             return {"model": "hf", "model.config": name}
-        options = self._options.items()
-        models = {data["name"]: stem for stem, data in options if isinstance(data.get("name"), str)}
-        if name in models or name in SAME_SIZES:
-            return {"model": models[SAME_SIZES.get(name, name)]}
+        if keys := self._published(name):
+            return keys
+        hint = _nearest(name, [*self._models, *SAME_SIZES, *OTHER_CONTEXT])
+        raise ConfigError(
+            f"model {name!r} is none of conf/model{hint}; give the folder of its config.json in its place, or "
+            "model=... beside it"
+        )
+
+    def _published(self, name: str) -> dict[str, Any] | None:
+        """Keys of ours for the name of a checkpoint on Hugging Face; None if no option has its sizes."""
+        same, positions = OTHER_CONTEXT.get(name, (SAME_SIZES.get(name, name), None))
+        if option := self._models.get(same):
+            return {"model": option} | ({"model.max_position_embeddings": positions} if positions else {})
         for ending, quantization in _CHECKPOINTS.items():
             base = name.removesuffix(ending)
-            if name.startswith("Qwen/") and base != name and (same := SAME_SIZES.get(base, base)) in models:
-                return {"model": models[same], "quantization": quantization}
-        raise ConfigError(
-            f"model {name!r} is none of conf/model{_nearest(name, [*models, *SAME_SIZES])}; give the folder of "
-            "its config.json in its place, or model=... beside it"
-        )
+            if name.startswith("Qwen/") and base != name and (keys := self._published(base)):
+                return {**keys, "quantization": quantization}
+        return None
+
+    def alike(self, name: str) -> dict[str, Any] | None:
+        """Keys of ours for the name of an option or of a checkpoint, with or without its owner, whatever its capital
+        letters; None if none has it."""
+        published = [*self._models, *SAME_SIZES, *OTHER_CONTEXT]
+        published += [f"{each}{ending}" for each in published for ending in _CHECKPOINTS]
+        for each in published:
+            if name.lower() in (each.lower(), each.lower().partition("/")[2]) and (keys := self._published(each)):
+                return keys
+        return next(({"model": option} for option in self._options if option == name.lower()), None)
 
     def positions(self, option: str) -> int | None:
         """The `max_position_embeddings` that an option states."""
@@ -70,6 +104,11 @@ class KnownModels:
         if values is None or option == "hf":
             return None
         return bool(values.get("num_experts")) or any(each["kind"] == "experts" for each in values.get("blocks", ()))
+
+    @cached_property
+    def _models(self) -> dict[str, str]:
+        """The options by the names of their models."""
+        return {data["name"]: stem for stem, data in self._options.items() if isinstance(data.get("name"), str)}
 
     @cached_property
     def _options(self) -> dict[str, dict[Any, Any]]:

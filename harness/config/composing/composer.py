@@ -1,16 +1,19 @@
-"""Composing a configuration many times in one process: the files are merged once for each choice of options.
+"""Composing a configuration many times in one process: files are read once.
 
 Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
 and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
 how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
-makes of these, and sets the other keys in a copy of it.
+makes of the default options, puts in those that are chosen (`option_files.py`), and sets the other keys in a copy.
+What is more than an option of its own group, such as experiment=vllm, Hydra merges; that is kept, too.
 """
 
 import os
 import pickle
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import hydra._internal.hydra
 from hydra import initialize_config_dir
@@ -28,20 +31,30 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.composing import registration as registration  # makes the option sets known to Hydra
 from harness.config.composing.conf_tree import CONF
+from harness.config.composing.option_files import put, read_option, sets_its_group
 
-Merged = dict[tuple[object, ...], bytes]
+Key = tuple[object, ...]
+
+
+class _Kept:
+    """What was read from the files of some folders."""
+
+    def __init__(self) -> None:
+        self.merged: dict[Key, bytes] = {}
+        self.options: dict[tuple[str, str], DictConfig | None] = {}
+        self.sets_its_group: dict[tuple[str, str], bool] = {}
+
+
+_KEPT: defaultdict[str, _Kept] = defaultdict(_Kept)  # by folders
 
 
 class Composer(ConfigLoader):
-    """Composes as the loader of Hydra's that it is given. A file that changes after it was read is not read again.
+    """Composes as the loader of Hydra's that it is given. What is merged from the same folders serves all composers of
+    the process: a file that changes after it was read is not read again."""
 
-    Args:
-        merged: what was merged before from the same files, which this one adds to.
-    """
-
-    def __init__(self, loader: ConfigLoader, merged: Merged | None = None) -> None:
+    def __init__(self, loader: ConfigLoader) -> None:
         self._loader = loader
-        self._merged: Merged = {} if merged is None else merged
+        self._kept = _KEPT[str(loader.get_search_path())]
         self._is_group: dict[str, bool] = {}
 
     def load_configuration(
@@ -60,11 +73,7 @@ class Composer(ConfigLoader):
         values = [each for each in parsed if self._is_value(each)]
         if any(self._is_edit(each) for each in parsed):
             values = []  # they may depend on the values beside them
-        choices = [line for each in parsed if each not in values and (line := each.input_line) is not None]
-        key = (config_name, *how, *choices)
-        if key not in self._merged:
-            self._merged[key] = pickle.dumps(self._loader.load_configuration(config_name, choices, *how))
-        cfg: DictConfig = pickle.loads(self._merged[key])
+        cfg = self._chosen(config_name, [each for each in parsed if each not in values], how)
         try:
             for each in values:
                 OmegaConf.update(cfg, each.key_or_group, each.value(), merge=True)
@@ -72,6 +81,30 @@ class Composer(ConfigLoader):
         except (OmegaConfBaseException, KeyError):  # Hydra says what is wrong
             return self._loader.load_configuration(config_name, overrides, *how)
         return cfg
+
+    def _chosen(self, config_name: str | None, choices: Sequence[Override], how: tuple[Any, ...]) -> DictConfig:
+        """What the files make with these choices."""
+        options = self._options(choices)
+        lines = [str(each.input_line) for each in choices if each.key_or_group not in options]
+        key = (config_name, *how, *lines)
+        if key not in self._kept.merged:
+            self._kept.merged[key] = pickle.dumps(self._loader.load_configuration(config_name, lines, *how))
+        chosen: DictConfig = pickle.loads(self._kept.merged[key])
+        put(chosen, options)
+        return chosen
+
+    def _options(self, choices: Sequence[Override]) -> dict[str, tuple[str, DictConfig]]:
+        """By group the options that are read from their own files; none where a choice sets more than a group."""
+        named = {each.key_or_group: str(each.value()) for each in choices}
+        if len(named) < len(choices) or not all(map(self._is_option, choices)):
+            return {}
+        found = {group: (name, self._read(group, name)) for group, name in named.items()}
+        return {group: (name, content) for group, (name, content) in found.items() if content is not None}
+
+    def _read(self, group: str, option: str) -> DictConfig | None:
+        if (group, option) not in self._kept.options:
+            self._kept.options[group, option] = read_option(self._loader.get_sources(), group, option)
+        return self._kept.options[group, option]
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job of a sweep, with what was resolved for the sweep, such as its time."""
@@ -87,6 +120,17 @@ class Composer(ConfigLoader):
         if override.type != OverrideType.CHANGE or override.package is not None or override.is_sweep_override():
             return False
         return isinstance(override.value(), dict) or not self._is_of_group(override)
+
+    def _is_option(self, override: Override) -> bool:
+        """Whether an override chooses a file that sets its own group and nothing else."""
+        name = override.key_or_group
+        is_plain = override.type == OverrideType.CHANGE and override.package is None and "/" not in name
+        if not is_plain or override.is_sweep_override() or not self._is_of_group(override):
+            return False
+        option, known = (name, str(override.value())), self._kept.sets_its_group
+        if option not in known:
+            known[option] = sets_its_group(self._loader.get_sources(), *option)
+        return known[option]
 
     def _is_edit(self, override: Override) -> bool:
         """Whether an override adds or deletes a key, or chooses the folders of the files."""
@@ -136,7 +180,6 @@ def _describe(cfg: DictConfig, overrides: Sequence[Override]) -> None:
 
 
 _ONE_AT_A_TIME = threading.Lock()  # Hydra keeps what it composes with in one place for all threads
-_composers: list[Composer] = []  # that of `compose`, once there is one
 
 
 def compose_once() -> None:
@@ -161,9 +204,8 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         instance.clear()
         try:
             with initialize_config_dir(version_base=None, config_dir=str(CONF), job_name="twinserve"):
-                if not _composers:
-                    loader = GlobalHydra.instance().config_loader()
-                    _composers.append(loader if isinstance(loader, Composer) else Composer(loader))
-                return _composers[0].load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
+                loader = GlobalHydra.instance().config_loader()
+                composer = loader if isinstance(loader, Composer) else Composer(loader)
+                return composer.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
         finally:
             GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one

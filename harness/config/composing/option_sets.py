@@ -22,10 +22,12 @@ from harness.config.schema.base import CustomConfig
 from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import ApartConfig, PoolConfig, RouterConfig, RuleConfig
 from harness.config.schema.model import ModelConfig
+from harness.config.schema.sinks import MlflowSink, OtelSink, WandbSink
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig, StoreTierConfig
-from harness.config.schema.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
+from harness.config.schema.trace_files import ColumnsTrace, EveryTrace, FileTrace
+from harness.config.schema.workload import CustomTrace, ShareGptTrace
 
 # By name, with where the keys stand in a configuration.
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
@@ -51,6 +53,9 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "custom_trace": ("trace=custom", CustomTrace),
     "custom": ("arrival=custom, cost=custom", CustomConfig),
     "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
+    "mlflow_sink": ("sinks.mlflow", MlflowSink),
+    "wandb_sink": ("sinks.wandb", WandbSink),
+    "otel_sink": ("sinks.otel", OtelSink),
 }
 
 

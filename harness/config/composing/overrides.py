@@ -17,6 +17,9 @@ from harness.errors import ConfigError
 
 _REFUSALS = (HydraException, OmegaConfBaseException)
 _SHORTENED = r"\d+\.\d*0"  # as a number: "0.20" is a version, and not 0.2
+_OTHER_MODEL = (
+    "none that comes with the project (--help model); any other is read: model=<its folder>, or model=hf://{}"
+)
 _COMPOSING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
 
 
@@ -63,6 +66,9 @@ def explain_refusal(error: Exception, overrides: Sequence[str]) -> str:
         return f"{error.override!r}: not of the form key=value ({reason}){quotes if '=' in error.override else ''}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        if group.startswith("model/"):
+            name = error.missing_cfg_file.removeprefix("model/")
+            return f"model={name}: {_OTHER_MODEL.format(name)}{nearest(option.lower(), error.options)}"
         return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"
     text = " ".join((str(error) or str(error.__cause__)).split())
     if isinstance(cause := error.__cause__, ConfigAttributeError | ConfigKeyError) and cause.full_key:

@@ -1,5 +1,7 @@
 """What all configuration models share: strict, frozen pydantic models and the number types they are made of."""
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +13,11 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
+_SECRET = re.compile(
+    r"(^|[_-])(api_?key|key|secret|password|passwd|credentials?|authorization|bearer)$"
+    r"|(access|auth|bearer|api|hf|id|refresh|session)[_-]?token$",
+    re.IGNORECASE,
+)
 
 
 def within(quantity: str) -> Any:
@@ -28,6 +35,16 @@ def check_ranges(options: BaseModel) -> None:
         value = getattr(options, name)
         if name in RANGES and value is not None and not RANGES[name].holds(value):
             raise ValueError(f"{name}={value}: must be {RANGES[name]}")
+
+
+def secret_in(values: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The first key, dotted, whose name says that its value is a secret; None where there is none."""
+    for name, value in values.items():
+        if _SECRET.search(str(name)) and isinstance(value, str):
+            return f"{prefix}{name}"
+        if isinstance(value, Mapping) and (found := secret_in(value, f"{prefix}{name}.")):
+            return found
+    return None
 
 
 class ConfigModel(BaseModel):

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from engine.engine_config import KVDtype
-from harness.config.schema.base import ConfigModel, NonNegativeFloat, PositiveFloat, Text, within
+from harness.config.schema.base import ConfigModel, NonNegativeFloat, PositiveFloat, Text, secret_in, within
 
 
 class OpenAIEngine(ConfigModel):
@@ -70,6 +70,8 @@ class OpenAIEngine(ConfigModel):
                 raise ValueError(f"{key}: must be an address such as http://localhost:8000")
             if parts.username or parts.password or parts.query:
                 raise ValueError(f"{key}: must hold no key; put it into the variable of key_variable")
+        if name := secret_in(self.body):
+            raise ValueError(f"body.{name}: results hold no secrets; put a key into the variable of key_variable")
         if self.api == "chat" and self.prompts == "ids":
             raise ValueError("prompts=ids: api=chat takes texts; use prompts=text or api=completions")
         return self

@@ -109,6 +109,8 @@ class PoolConfig(ConfigModel):
         device: an option of device, by its name.
         tensor_parallel_size: as the top-level key of this name, and so on.
         pipeline_parallel_size: stages; 1 where prompts have servers of their own.
+        data_parallel_size: ranks of each server.
+        expert_parallel: whether the GPUs of each server share out whole experts.
         quantization: format of the weights.
         max_num_seqs: sequences that may run at the same time.
         max_num_batched_tokens: tokens of a step.
@@ -123,6 +125,8 @@ class PoolConfig(ConfigModel):
     device: Text | None = None
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] | None = None
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] | None = None
+    data_parallel_size: Annotated[int, within("replicas")] | None = None
+    expert_parallel: bool | None = None
     quantization: WeightFormat | None = None
     max_num_seqs: Annotated[int, within("max_num_seqs")] | None = None
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] | None = None
@@ -145,10 +149,14 @@ class ApartConfig(ConfigModel):
         local_prefill_tokens: a prompt with at most so many tokens that its server for decodes was not sent before is
             computed there.
         request_ms: from the end of a prompt until the request is in the queue of the other server.
+        kv_transfer: at_end, the server for decodes pulls a prompt's KV when it has blocks for it, as vLLM's
+            NixlConnector; by_layers, the other one sends each layer when the prompt's last chunk has computed it, as
+            vLLM's P2pNcclConnector.
     """
 
     local_prefill_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 0
     request_ms: Annotated[float, Field(ge=0, le=60_000)] = 1.0
+    kv_transfer: Literal["at_end", "by_layers"] = "at_end"
 
 
 class PoolsConfig(ApartConfig):
@@ -249,13 +257,13 @@ def check_ranks(
 ) -> None:
     """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
 
-    `steps_alone`: the server is no pipeline, drafts nothing and is in no pool.
+    `steps_alone`: the server is no pipeline and drafts nothing.
     """
     obstacles = {
         f"{model.name} has no experts; use replicas={num_ranks} router=vllm_balancer": not model.expert_counts,
         "ranks that share the experts' matrices are not simulated; use expert_parallel=true": not shares_out,
         f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
-        "needs fleet=replicas, pipeline_parallel_size=1 and speculation=none": not steps_alone,
+        "needs pipeline_parallel_size=1 and speculation=none": not steps_alone,
         "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
     }
     if num_ranks > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):

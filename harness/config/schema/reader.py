@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 _COMPARISONS = ((annotated_types.Ge, "ge", ">="), (annotated_types.Gt, "gt", ">"))
 _UPPER_COMPARISONS = ((annotated_types.Le, "le", "<="), (annotated_types.Lt, "lt", "<"))
+_MOST_SHOWN = 4  # names that a message proposes
 _TELLING = 3  # letters of a key from which its place is guessed by its name alone
 _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
@@ -101,9 +102,11 @@ def _plain(limit: float) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest allowed name, empty when none is close."""
-    match = difflib.get_close_matches(name, list(allowed), n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
+    """`; did you mean 'x'?` for the names that begin alike, or else the closest one; empty when none is close."""
+    names = list(allowed)
+    longer = [each for each in names if len(name) >= _TELLING and each.lower().startswith(name.lower())]
+    match = longer if 0 < len(longer) <= _MOST_SHOWN else difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {' or '.join(map(repr, match))}?" if match else ""
 
 
 def unknown_name(key: str, allowed: Sequence[str], root: Sequence[type[BaseModel]] = ()) -> str:

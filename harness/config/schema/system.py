@@ -19,6 +19,10 @@ from simulator.vllm_versions import vllm_version
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
+ALL_GATHER: Literal["allgather_reducescatter"] = "allgather_reducescatter"
+All2AllBackend = Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"]
+
+
 class SimEngine(ConfigModel):
     """Discrete-event simulation.
 
@@ -33,9 +37,12 @@ class SimEngine(ConfigModel):
         memory_account: what is held beside weights and KV blocks: as in vLLM since 0.20 (vllm), which sets memory for
             CUDA graphs apart, in 0.17 to 0.19 (vllm_0.17), in 0.9 to 0.16 (vllm_0.9), whose sampler sorts all logits,
             or in an early one (vllm_v0), or as in SGLang (sglang), where gpu_memory_utilization is its
-            --mem-fraction-static; null takes that of vllm_version.
+            --mem-fraction-static, or as in TensorRT-LLM (trtllm), where it is free_gpu_memory_fraction; null takes that
+            of vllm_version.
         max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
             of the memory account and of profiles that come with the project.
+        all2all_backend: by which kernels data-parallel ranks that share out experts exchange tokens, as vLLM's
+            --all2all-backend: an all-gather and a reduce-scatter, its default, or DeepEP's.
     """
 
     kind: Literal["sim"] = "sim"
@@ -44,8 +51,9 @@ class SimEngine(ConfigModel):
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     vllm_version: Text | None = None
-    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang"] | None = None
+    memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang", "trtllm"] | None = None
     max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
+    all2all_backend: All2AllBackend = ALL_GATHER
 
     @field_validator("vllm_version", mode="before")
     @classmethod
@@ -177,10 +185,10 @@ class ProfiledCost(ConfigModel):
 
     `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
     comes with the project; where none does, `roofline` prices. "auto+<kernel>", or several, names what the server ran
-    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, cutlass_fp4,
-    routing_kernels, static_scales, marlin, mxfp4_mxfp8. `calibration` is a file with fitted constants, `other_device`
-    as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
-    `median` prices all steps at their median.
+    in place of the kernels of engine.vllm_version: piecewise_graphs, separate_norms, deepgemm, flashinfer_cutlass,
+    cutlass_fp4, routing_kernels, static_scales, marlin, mxfp4_mxfp8, triton_experts, tf32_router. `calibration` is a
+    file with fitted constants, `other_device` as for roofline. `statistic=mean` prices decode steps at their mean,
+    which is what latencies add up; `median` prices all steps at their median.
     """
 
     kind: Literal["profiled"] = "profiled"

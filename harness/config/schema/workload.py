@@ -1,26 +1,31 @@
-"""Configuration of what is asked of the engine: the trace."""
+"""Configuration of what is asked of the engine: the trace, read from a file or drawn."""
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
-from harness.config.schema.base import ConfigModel, CustomConfig, NonNegativeFloat, PositiveInt, Text, within
-from harness.config.schema.reader import nearest
-from simulator.quantities import MAX_TOKENS as MAX_TOKENS
+from harness.config.schema.base import CustomConfig, NonNegativeFloat, PositiveInt, Text
+from harness.config.schema.lengths import LengthsConfig
+from harness.config.schema.trace_files import (
+    AzureTrace,
+    BailianTrace,
+    BasetenTrace,
+    BurstGptTrace,
+    CsvTrace,
+    EveryTrace,
+    JsonlTrace,
+    MooncakeTrace,
+    OnBadRow,
+    OtelTrace,
+    ServeGenTrace,
+    TraceLabTrace,
+    WekaTrace,
+)
+from simulator.quantities import MAX_TOKENS
 
 DEFAULT_SAMPLED_REQUESTS = 4000
 MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public trace has
 
-TRACE_COLUMNS = (
-    "request_id", "arrival_time", "num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "deadline",
-    "session_id", "turn", "think_time", "waits_for", "hash_ids", "hash_block_size", "token_ids",
-)  # fmt: skip
-MESSAGES = "messages"  # of a line of JSON: texts, whose tokens are counted
-TimeUnit = Literal["s", "ms", "us", "ns", "date"]
-Delimiter = Literal["comma", "semicolon", "tab", "pipe"]
-
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-SequenceCount = Annotated[int, within("max_num_seqs")]
 RequestCount = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
 AUTO_REQUESTS = "auto"  # as a number of requests to draw: as many as metrics.interval needs
 
@@ -29,208 +34,6 @@ DrawnCount = Annotated[
     WrapValidator(lambda value, validate: AUTO_REQUESTS if value == AUTO_REQUESTS else validate(value)),
     PlainSerializer(lambda value: value, return_type=Any),
 ]
-
-
-class ConstantLengths(ConfigModel):
-    """Every length is `value` tokens."""
-
-    kind: Literal["constant"] = "constant"
-    value: Tokens
-
-
-class UniformLengths(ConfigModel):
-    """Whole numbers of tokens from `low` to `high`, both included, equally likely."""
-
-    kind: Literal["uniform"] = "uniform"
-    low: Tokens
-    high: Tokens
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.high < self.low:
-            raise ValueError(f"high={self.high}: must be >= low={self.low}")
-        return self
-
-
-class LognormalLengths(ConfigModel):
-    """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max].
-
-    Attributes:
-        mean: tokens.
-        std: standard deviation in tokens.
-        min: shorter lengths become this one.
-        max: longer lengths become this one; null: no upper bound.
-    """
-
-    kind: Literal["lognormal"] = "lognormal"
-    mean: Annotated[float, Field(ge=1e-3, le=MAX_TOKENS)]
-    std: Annotated[float, Field(gt=0, le=MAX_TOKENS)]
-    min: Tokens = 1
-    max: Tokens | None = None
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.max is not None and self.max < self.min:
-            raise ValueError(f"max={self.max}: must be >= min={self.min}")
-        return self
-
-
-LengthsConfig = Annotated[ConstantLengths | UniformLengths | LognormalLengths, Field(discriminator="kind")]
-
-
-class EveryTrace(ConfigModel):
-    """What every trace has.
-
-    Attributes:
-        n: output sequences per request, sampled independently; each has the request's number of output tokens.
-    """
-
-    n: SequenceCount = 1
-
-
-class FileTrace(EveryTrace):
-    """A trace file.
-
-    Attributes:
-        path: of the file.
-        limit: requests to keep, the earliest ones; null keeps all.
-        window: [from, to] in s after the first request of the file: the requests from then until before then; null
-            keeps all.
-        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
-    """
-
-    path: Text
-    limit: PositiveInt | None = None
-    window: Annotated[tuple[NonNegativeFloat, NonNegativeFloat], Field(strict=False)] | None = None
-    on_bad_row: Literal["skip", "drop", "error"] = "skip"
-
-    @model_validator(mode="after")
-    def _check_window(self) -> Self:
-        if self.window and self.window[0] >= self.window[1]:
-            raise ValueError(f"window={list(self.window)}: must be [from, to] with from < to")
-        return self
-
-
-class AzureTrace(FileTrace):
-    """Azure LLM inference traces of 2023, 2024 and 2025, recognised by their content."""
-
-    kind: Literal["azure"] = "azure"
-
-
-class MooncakeTrace(FileTrace):
-    """Mooncake traces: JSON lines with hash ids of 512-token blocks; and those of AIPerf, with sessions or texts.
-
-    Attributes:
-        output_tokens: of answers whose length the file does not tell.
-        tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
-    """
-
-    kind: Literal["mooncake"] = "mooncake"
-    output_tokens: Tokens | None = None
-    tokenizer: Text | None = None
-
-
-class WekaTrace(FileTrace):
-    """Sessions of coding agents with sub-agents (kv-cache-tester): a JSON object each, with hash ids, in a file or a
-    folder."""
-
-    kind: Literal["weka"] = "weka"
-
-
-class TraceLabTrace(FileTrace):
-    """TraceLab's rounds of coding agents: JSON lines that say how much of each prompt was cached."""
-
-    kind: Literal["tracelab"] = "tracelab"
-
-
-class OtelTrace(FileTrace):
-    """Spans of OpenTelemetry for generative AI, as inference-perf reads them: a JSON object per session, in a file or a
-    folder."""
-
-    kind: Literal["otel"] = "otel"
-
-
-class BurstGptTrace(FileTrace):
-    """BurstGPT traces, of any version, recognised by their header."""
-
-    kind: Literal["burstgpt"] = "burstgpt"
-
-
-class BailianTrace(FileTrace):
-    """Qwen-Bailian traces: JSON lines of conversations with hash ids of 16-token blocks."""
-
-    kind: Literal["bailian"] = "bailian"
-
-
-class ServeGenTrace(FileTrace):
-    """Requests that ServeGen has drawn and saved as CSV."""
-
-    kind: Literal["servegen"] = "servegen"
-
-
-class BasetenTrace(FileTrace):
-    """Baseten's completion traces: Parquet with hashes of the prompts' blocks, sessions and durations."""
-
-    kind: Literal["baseten"] = "baseten"
-
-
-class ColumnsTrace(FileTrace):
-    """A file of the user's own.
-
-    Attributes:
-        columns: the trace table's column by the name of the file's, such as {timestamp: arrival_time, prompt_len:
-            num_prompt_tokens}; columns with neither name are left out. {} for a file with the trace table's names.
-        time_unit: of arrival_time: s, ms, us, ns, or date for dates with times (ISO 8601).
-    """
-
-    columns: dict[str, Text] = {}
-    time_unit: TimeUnit = "s"
-
-    @model_validator(mode="after")
-    def _check_columns(self) -> Self:
-        for name, ours in self.columns.items():
-            if ours not in (known := (*TRACE_COLUMNS, MESSAGES)):
-                raise ValueError(f"columns.{name}={ours!r}: choose one of {', '.join(known)}{nearest(ours, known)}")
-        return self
-
-
-class CsvTrace(ColumnsTrace):
-    """A CSV file with the columns of the trace table.
-
-    Attributes:
-        delimiter: what stands between two columns: comma, semicolon, tab or pipe.
-    """
-
-    kind: Literal["csv"] = "csv"
-    delimiter: Delimiter = "comma"
-
-
-class JsonlTrace(ColumnsTrace):
-    """JSON lines with the columns of the trace table, token ids and hash ids included, or with messages.
-
-    Attributes:
-        hash_block_size: tokens per hash id, for a file with hash_ids and no column that says it.
-        tokenizer: tokenizer.json to count the tokens of messages with, or the folder that holds it.
-    """
-
-    kind: Literal["jsonl"] = "jsonl"
-    hash_block_size: Tokens | None = None
-    tokenizer: Text | None = None
-
-
-class CustomTrace(EveryTrace, CustomConfig):
-    """A trace that a function of the user's own reads or draws: it is given `path`, `rng` and the options, and returns
-    the columns of the trace table, as a DataFrame or arrays by name.
-
-    Attributes:
-        path: of the file that the function reads; null for a function that draws requests.
-        limit: requests to keep, the earliest ones; null keeps all.
-        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
-    """
-
-    path: Text | None = None
-    limit: PositiveInt | None = None
-    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
 
 class ShareGptTrace(EveryTrace):
@@ -252,7 +55,7 @@ class ShareGptTrace(EveryTrace):
     tokenizer: Text | None = None
     num_requests: DrawnCount | None = None
     limit: PositiveInt | None = None
-    on_bad_row: Literal["skip", "drop", "error"] = "skip"
+    on_bad_row: OnBadRow = "skip"
 
     @model_validator(mode="before")
     @classmethod
@@ -346,6 +149,21 @@ class AgenticTrace(EveryTrace):
     tool_time: NonNegativeFloat
     subagent_share: Annotated[float, Field(ge=0, le=1)]
     num_subagents: Annotated[int, Field(ge=1, le=1000)]
+
+
+class CustomTrace(EveryTrace, CustomConfig):
+    """A trace that a function of the user's own reads or draws: it is given `path`, `rng` and the options, and returns
+    the columns of the trace table, as a DataFrame or arrays by name.
+
+    Attributes:
+        path: of the file that the function reads; null for a function that draws requests.
+        limit: requests to keep, the earliest ones; null keeps all.
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
+    """
+
+    path: Text | None = None
+    limit: PositiveInt | None = None
+    on_bad_row: OnBadRow = "skip"
 
 
 TraceConfig = Annotated[

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from simulator.quantities import MAX_TOKENS
+
+_MOST_TOKENS = 1 << 20  # of an answer: a server that counts more is wrong
 Status = Literal["finished", "rejected", "aborted"]
 
 
@@ -66,12 +71,13 @@ class StreamReader:
 
         Raises:
             ServerSaidError: an event is an error.
-            ValueError: an event is not JSON.
+            ValueError: an event is not JSON, or not of the form of OpenAI's.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                self._event(line[5:].strip(), now_ns)
+                with _of_form():
+                    self._event(line[5:].strip(), now_ns)
 
     def _event(self, text: bytes, now_ns: int) -> None:
         if text == b"[DONE]":
@@ -95,9 +101,9 @@ class StreamReader:
     def _count(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None) -> int:
         ids = choice.get("token_ids")
         if ids:
-            self._answer.token_ids += ids if choice.get("index", 0) == 0 else ()
+            self._answer.token_ids += [_whole(each) for each in ids] if choice.get("index", 0) == 0 else ()
         if usage and "completion_tokens" in usage:
-            before, self._usage_tokens = self._usage_tokens, usage["completion_tokens"]
+            before, self._usage_tokens = self._usage_tokens, _whole(usage["completion_tokens"], _MOST_TOKENS)
             return self._usage_tokens - before
         return len(ids) if ids else int(has_text(choice))
 
@@ -120,19 +126,37 @@ class ServerSaidError(Exception):
 
 
 def read_whole(answer: Answer, document: Mapping[str, Any], now_ns: int) -> None:
-    """An answer in one piece: nothing is known about its first token."""
+    """An answer in one piece: nothing is known about its first token; raises ValueError if it is of another form."""
     answer.last_ns = now_ns
-    for choice in document.get("choices") or ():
-        answer.num_tokens += int(has_text(choice))
-    note_usage(answer, document.get("usage") or {})
+    with _of_form():
+        for choice in document.get("choices") or ():
+            answer.num_tokens += int(has_text(choice))
+        note_usage(answer, document.get("usage") or {})
 
 
 def note_usage(answer: Answer, usage: Mapping[str, Any]) -> None:
     """Take over what the server counted."""
-    answer.num_prompt_tokens = usage.get("prompt_tokens", answer.num_prompt_tokens)
-    answer.num_tokens = usage.get("completion_tokens") or answer.num_tokens
-    details = usage.get("prompt_tokens_details") or {}
-    answer.num_cached_tokens = details.get("cached_tokens", answer.num_cached_tokens)
+    if (prompt := usage.get("prompt_tokens")) is not None:
+        answer.num_prompt_tokens = _whole(prompt)
+    answer.num_tokens = _whole(usage.get("completion_tokens") or 0, _MOST_TOKENS) or answer.num_tokens
+    if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
+        answer.num_cached_tokens = _whole(cached)
+
+
+def _whole(value: Any, most: int = MAX_TOKENS) -> int:
+    """A number that a server counted; raises ValueError if it is none."""
+    if not isinstance(value, int | float) or not 0 <= value <= most or value != int(value):
+        raise ValueError(f"{reprlib.repr(value)} is no number of tokens")
+    return int(value)
+
+
+@contextmanager
+def _of_form() -> Iterator[None]:
+    """Raise ValueError where an answer has something else than OpenAI's form has in a place."""
+    try:
+        yield
+    except (AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"not of OpenAI's form ({error})") from None
 
 
 def has_text(choice: Mapping[str, Any]) -> bool:

@@ -54,9 +54,11 @@ class Client:
         try:
             models = await self.get_json("/v1/models")
             self.model = models["data"][0]["id"]
+            if not isinstance(self.model, str):
+                raise TypeError("a name is text")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ConfigError(f"engine.endpoint={self.root}: {self.hidden(_reason(error))}") from None
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             raise ConfigError(f"engine.endpoint={self.root}: tells no model at /v1/models; give engine.model") from None
 
     async def close(self) -> None:
@@ -71,7 +73,7 @@ class Client:
     async def text(self, url: str) -> str:
         """What a GET of an address answers; raises aiohttp.ClientError."""
         async with self._session.get(url, raise_for_status=True) as response:
-            return await response.text()
+            return await response.text(errors="replace")
 
     async def reset_cache(self) -> None:
         """Empty the prefix cache of the server.
@@ -118,7 +120,7 @@ class Client:
             kind = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "disconnected"
             answer.error = f"{kind}: {_reason(error)}"
             may_repeat = answer.first_ns is None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             answer.error = f"unreadable: {error}"
         if answer.error is not None:
             answer.error = self.hidden(answer.error)
@@ -138,10 +140,10 @@ class Client:
             answer.error = "cut_off: the stream ended without its last chunk"
 
     async def _said(self, response: aiohttp.ClientResponse) -> str:
-        text = await response.text()
+        text = await response.text(errors="replace")
         try:
             return self.hidden(message_of(json.loads(text)))
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.hidden(message_of(text))
 
     def hidden(self, text: str) -> str:

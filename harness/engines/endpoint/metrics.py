@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from harness.results.tables import Floats, Ints
+from harness.workload.rows.value_checks import MAX_EXACT
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
@@ -29,6 +30,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", re.M)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SIZE = re.compile(r"[0-9]{1,12}")
 _CONFIG = "vllm:cache_config_info"
 
 
@@ -43,21 +45,23 @@ class Reading:
 
 
 def parse(text: str, time_ns: int) -> Reading:
-    """Reads the text of /metrics; lines that are none are left out."""
+    """Reads the text of /metrics; lines that are none, or whose number no count or share can have, are left out."""
     found: dict[str, list[float]] = {}
     labels: dict[str, str] = {}
     for name, labelled, number in _LINE.findall(text):
         try:
-            found.setdefault(name, []).append(float(number))
+            value = float(number)
         except ValueError:
             continue
+        if 0 <= value <= MAX_EXACT:
+            found.setdefault(name, []).append(value)
         if name == _CONFIG:
             labels = dict(_LABEL.findall(labelled))
     values = {}
     for quantity, names in NAMES.items():
         if name := next((name for name in names if name in found), None):
             values[quantity] = sum(found[name]) / (len(found[name]) if quantity == "usage" else 1)
-    sizes = {key: int(labels[key]) for key in ("num_gpu_blocks", "block_size") if labels.get(key, "").isdigit()}
+    sizes = {key: int(labels[key]) for key in ("num_gpu_blocks", "block_size") if _SIZE.fullmatch(labels.get(key, ""))}
     return Reading(time_ns, values, sizes.get("num_gpu_blocks"), sizes.get("block_size"))
 
 

@@ -28,7 +28,10 @@ def resolve_fleet(config: RunConfig) -> FleetSystem:
     if config.is_apart:
         assert not isinstance(fleet, AlikeFleet)
         network = Network(
-            config.network.bandwidth, round(config.network.latency_s * 1e9), round(fleet.request_ms * 1e6)
+            config.network.bandwidth,
+            _ns(config.network.latency_s),
+            round(fleet.request_ms * 1e6),
+            by_layers=fleet.kv_transfer == "by_layers",
         )
         num_decoders = len(servers.systems) - servers.num_entries
         rule = fleet.decode_router.make() if num_decoders > 1 else None

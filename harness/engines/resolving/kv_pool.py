@@ -36,7 +36,7 @@ def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Devi
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_num_seqs": config.max_num_seqs,
         "drafter": drafter,
-        "shares_states": config.scheduler.eviction != "radix" and contiguous_rule(config) is None,
+        "shares_states": config.scheduler.eviction not in ("radix", "stored") and contiguous_rule(config) is None,
     }
     try:
         if config.kv_cache_memory_bytes is not None:

@@ -126,7 +126,7 @@ class RouterServer:
         data = await http.body()
         try:
             request = _request(next(self._numbers), json.loads(data), http.headers.get("x-session-id"))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             return _error(400, f"the body cannot be read: {error}")
         headers = {key: http.headers[key] for key in ("authorization", "content-type") if key in http.headers}
         while (server := self.choose(request)) is not None:
@@ -183,7 +183,7 @@ class RouterServer:
             timeout = aiohttp.ClientTimeout(total=2)
             async with self._session.get(f"{server.address}/metrics", timeout=timeout) as answer:
                 if answer.status == 200:
-                    server.read(await answer.text())
+                    server.read(await answer.text(errors="replace"))
 
 
 def _request(number: int, body: abc.Mapping[str, Any], session: str | None) -> Request:

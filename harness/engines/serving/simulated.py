@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.api.outputs import FinishReason
+from engine.api.prompts import check_token_ids
 from engine.core.hashing import extend_hashes
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Request, Sequence, SequenceStatus
@@ -27,6 +28,17 @@ _PRIME = 7919  # between the made-up tokens of a sequence
 class _Call:
     channel: Channel
     requests: list[Request]
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """A sequence of a call, and how many of its tokens were handed out."""
+
+    channel: Channel
+    prompt: int
+    number: int
+    first_token: int
+    num_sent: int = 0
 
 
 class Observers:
@@ -80,7 +92,7 @@ class SimulatedBackend:
         self._words = WordTokenizer(system.model.vocab_size)
         self._vocab_size = system.model.vocab_size
         self._calls: dict[int, tuple[_Call, int]] = {}  # by the id of each unfinished request, and its place
-        self._sent: dict[Sequence, int] = {}
+        self._streams: dict[Sequence, _Stream] = {}  # that have begun
         self._touched: list[Sequence] = []
         self._end_ns = 0
         self._num_requests = 0
@@ -94,7 +106,12 @@ class SimulatedBackend:
     # -- what the server asks for ---------------------------------------------------------------------------------
 
     async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
-        read = [self._words.encode(each) if isinstance(each, str) else each for each in prompts]
+        read = [
+            self._words.encode(each)
+            if isinstance(each, str)
+            else check_token_ids(each, self._vocab_size, f"prompts[{i}]")
+            for i, each in enumerate(prompts)
+        ]
         requests = [self._request(tokens, params, priority) for tokens in read]
         for request in requests:
             self._replica.scheduler.check(request)
@@ -146,7 +163,7 @@ class SimulatedBackend:
     def _forget(self, request: Request) -> None:
         self._calls.pop(request.request_id, None)
         for sequence in request.sequences:
-            self._sent.pop(sequence, None)
+            self._streams.pop(sequence, None)
 
     # -- what the simulation tells --------------------------------------------------------------------------------
 
@@ -171,19 +188,22 @@ class SimulatedBackend:
         self._touched = []
 
     def _hand_out(self, sequence: Sequence) -> None:
-        sent, count = self._sent.get(sequence, 0), sequence.num_output_tokens
+        stream = self._streams.get(sequence) or self._begin(sequence)
+        sent, count = stream.num_sent, sequence.num_output_tokens
         if count == sent:
             return
+        tokens = [(stream.first_token + _PRIME * at) % self._vocab_size for at in range(sent, count)]
+        stream.num_sent = count
+        reason: FinishReason | None = "length" if sequence.status is SequenceStatus.FINISHED else None
+        text = self._words.decode(tokens)
+        stream.channel.put([Delta(stream.prompt, stream.number, text, tokens, None, reason, None, self._end_ns)])
+
+    def _begin(self, sequence: Sequence) -> _Stream:
         request = sequence.request
         call, place = self._calls[request.request_id]
-        if sent == 0 and sequence is request.sequences[0]:
-            call.channel.num_cached_tokens += request.num_cached_tokens
         number = request.sequences.index(sequence)
-        first = request.request_id * 31 + number
-        tokens = [(first + _PRIME * at) % self._vocab_size for at in range(sent, count)]
-        is_over = sequence.status is SequenceStatus.FINISHED
-        self._sent[sequence] = count
-        reason: FinishReason | None = "length" if is_over else None
-        call.channel.put(
-            [Delta(place, number, self._words.decode(tokens), tokens, finish_reason=reason, due_ns=self._end_ns)]
-        )
+        if number == 0:
+            call.channel.num_cached_tokens += request.num_cached_tokens
+        stream = _Stream(call.channel, place, number, request.request_id * 31 + number)
+        self._streams[sequence] = stream
+        return stream

@@ -28,9 +28,9 @@ from harness.figures.pages.words import (
     slo_text,
 )
 from harness.figures.subtitles import measured_or_simulated
-from harness.results.stored.files import GAPS, REQUESTS, STEPS, read_summary, read_table
+from harness.results.stored.files import REQUESTS, STEPS, read_gaps, read_numbers, read_summary
 from harness.results.summary import number, percent, scheduler_text
-from harness.results.tables import Gaps, RunResult
+from harness.results.tables import RunResult
 from harness.results.unserved import unserved_text
 
 _STEP_COLUMNS = [
@@ -94,14 +94,13 @@ def run_page(folder: Path) -> Page:
 def _read_drawn(folder: Path, summary: dict[str, Any]) -> RunResult:
     """The result with the columns that are drawn, as all columns of a large run take seconds to read."""
     try:
-        steps = read_table(folder / STEPS, [*_STEP_COLUMNS, *_NEWER_COLUMNS])
+        steps = read_numbers(folder / STEPS, [*_STEP_COLUMNS, *_NEWER_COLUMNS])
     except TwinServeError:  # of an earlier version, or damaged
-        steps = read_table(folder / STEPS, _STEP_COLUMNS)
-    gaps = read_table(folder / GAPS, ["value_s", "weight"])
+        steps = read_numbers(folder / STEPS, _STEP_COLUMNS)
     return RunResult(
-        requests=read_table(folder / REQUESTS, _REQUEST_COLUMNS),
+        requests=read_numbers(folder / REQUESTS, _REQUEST_COLUMNS),
         steps=steps,
-        gaps=Gaps(gaps["value_s"].to_numpy(), gaps["weight"].to_numpy()),
+        gaps=read_gaps(folder),
         num_blocks=summary["num_blocks"],
         block_size=summary["block_size"],
         complete=summary["complete"],

@@ -16,7 +16,6 @@ from harness.figures.charts.tradeoff import frontier_chart
 from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import by_throughput, tail_of, throughput
 from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures, paragraph, section, table, verdict
-from harness.figures.pages.notes import notes_of
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction
 from harness.figures.pages.words import count, limits_of, number_cell, numeric, records, slo_text
@@ -35,8 +34,9 @@ _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -> Page:
     """The page of a comparison that is written to `folder`.
 
-    runs: one row per run, failed ones included, with the columns run, folder, status, error. configurations: one row
-    per configuration and load, with a `label` and the columns of a summary; attrs has `parameters`, `load` and `fixed`.
+    runs: one row per run, failed ones included, with the columns run, folder, status, error; attrs has their `notes`.
+    configurations: one row per configuration and load, with a `label` and the columns of a summary; attrs has
+    `parameters`, `load` and `fixed`.
     """
     parameters, load = configurations.attrs["parameters"], configurations.attrs.get("load")
     rows = records(configurations)
@@ -56,7 +56,7 @@ def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -
             section("Figures", paragraph(drawn.subtitle, "grey") if drawn else Markup(""), figures(drawn, frontier)),
             section("All configurations", _table(rows, parameters, load, configurations.attrs.get("baseline"))),
             section("Failed", bullets(_failures(runs))),
-            section("Good to know", bullets(notes_of(runs))),
+            section("Good to know", bullets(runs.attrs.get("notes", []))),
             reproduction(
                 folder, environment, config, "All settings of the first run", configurations.attrs.get("fixed")
             ),

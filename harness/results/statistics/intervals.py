@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from harness.results.statistics.distributions import t_quantile
 from harness.results.tables import Floats
 
-# 97.5 % quantile of Student's t with one degree of freedom less than batches.
-_STUDENT = {4: 3.182, 8: 2.365, 16: 2.131, 32: 2.040}
+_STUDENT = {num_batches: t_quantile(0.975, num_batches - 1) for num_batches in (4, 8, 16, 32)}
 _FEWEST = 32  # values from which an interval is told
 _SHORTEST = 16  # times that a request takes, for which arrivals go on at least
 _RAMP_UP, _DRAIN = 2, 1  # times that a request takes, after and before which the system is as in a long run

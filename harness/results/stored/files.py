@@ -8,6 +8,8 @@
          sessions.parquet   one row per session, of a trace with sessions
          vllm_bench.json    of a run against a server: as `vllm bench serve --save-result --save-detailed` writes it
          summary.json       settings and metrics; written last, so that where it is the folder is whole
+         spans.parquet      what each sequence did when, with sinks=otel
+         sent.json          where it was sent to (harness/sinks)
          failed.json        {"error": ...} instead, where a job of a sweep ended with an error
 """
 
@@ -15,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,8 @@ from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
-SESSIONS = "sessions.parquet"
-SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
+SESSIONS, SPANS = "sessions.parquet", "spans.parquet"
+SUMMARY, FAILED, INPUTS, SENT = "summary.json", "failed.json", "inputs.json", "sent.json"
 REPORT = "report.html"  # of a run, and of what any other task found
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 VALIDATED_LATENCIES, VALIDATED_LEVELS = "validation_latencies.parquet", "validation_levels.parquet"
@@ -39,6 +42,7 @@ VALIDATED_STEPS = "validation_steps.parquet"
 VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
+_COLUMNS_OF_TEXT, _WHOLE = {"status", "error"}, {"request_id", "server", "lane", "step"}  # of the tables of a run
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
@@ -60,7 +64,7 @@ _TEXTS = {
 }  # fmt: skip
 
 
-def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+def write_results(result: RunResult, summary: dict[str, Any], folder: Path, exports: Sequence[str] = ()) -> None:
     """Write the tables and the summary; each file is whole or absent, and the summary comes last.
 
     The summary of an earlier run is removed first, so that a mix of two runs cannot look whole.
@@ -77,7 +81,16 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> N
     if result.itls is not None:
         document = json.dumps(json_ready(vllm_document(result, summary, result.itls)), allow_nan=False)
         write_whole(folder / VLLM_JSON, lambda path: path.write_text(document, encoding="utf-8"))
+    for each in exports:
+        _write_export(each, result, summary, folder)
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _write_export(name: str, result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+    from harness.results.exports import export  # imported late, as most runs do without it
+
+    file, text = export(name, result, summary, time.time())
+    write_whole(folder / file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
@@ -86,11 +99,10 @@ def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
     Raises TwinServeError where the folder or one of its files is missing or cannot be read.
     """
     summary = read_summary(folder)
-    gaps = read_table(folder / GAPS, ["value_s", "weight"])
     result = RunResult(
-        requests=read_table(folder / REQUESTS),
-        steps=read_table(folder / STEPS),
-        gaps=Gaps(gaps["value_s"].to_numpy(), gaps["weight"].to_numpy()),
+        requests=read_numbers(folder / REQUESTS),
+        steps=read_numbers(folder / STEPS),
+        gaps=read_gaps(folder),
         num_blocks=summary["num_blocks"],
         block_size=summary["block_size"],
         complete=summary["complete"],
@@ -149,7 +161,31 @@ def _is_pool(value: Any) -> bool:
 
 def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:
     """Some columns of the requests table in a result folder; raises TwinServeError where it cannot be read."""
-    return read_table(folder / REQUESTS, columns)
+    return read_numbers(folder / REQUESTS, columns)
+
+
+def read_gaps(folder: Path) -> Gaps:
+    """The gaps in a result folder; raises TwinServeError where they cannot be read."""
+    path = folder / GAPS
+    table = read_numbers(path, ["value_s", "weight"])
+    values, weights = table["value_s"].to_numpy(dtype=np.float64), table["weight"].to_numpy()
+    if weights.dtype.kind != "i" or not ((weights >= 0).all() and (values >= 0).all() and weights.sum() >= 0):
+        raise TwinServeError(f"{path}: value_s must be times, and weight how many gaps have each")
+    return Gaps(values, weights)
+
+
+def read_numbers(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """A table of a run, or some columns of it, of which all but the texts hold finite numbers, or NaN for what never
+    happened; raises TwinServeError where it cannot be read or holds something else."""
+    table = read_table(path, columns)
+    for name in table.columns:
+        if name in _COLUMNS_OF_TEXT or table.empty:
+            continue
+        values = table[name]
+        is_whole = name in _WHOLE or (name.startswith("num_") and path.name == STEPS)
+        if values.dtype.kind not in "iuf" or np.isinf(values).any() or (is_whole and values.isna().any()):
+            raise TwinServeError(f"{path}: no column of {'whole ' * is_whole}numbers: {name}")
+    return table
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from harness.results.columns import floats
-from harness.results.tables import RunResult
+from harness.results.tables import Floats, RunResult
 
 VLLM_JSON = "vllm_bench.json"
+_PLAIN: Mapping[str, Callable[[Floats], Any]] = {"mean": np.mean, "median": np.median, "std": np.std}
 
 
 def vllm_document(result: RunResult, summary: Mapping[str, Any], itls: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -26,6 +28,8 @@ def vllm_document(result: RunResult, summary: Mapping[str, Any], itls: Sequence[
     start, ttft = floats(requests, "arrival_time") + lag, floats(requests, "ttft") - lag
     done = (requests["status"] == "finished").to_numpy()
     metrics = {key: value for key, value in summary.items() if isinstance(value, int | float) and key != "complete"}
+    for name, latency in (("ttft", ttft), ("e2el", floats(requests, "e2el") - lag)):
+        metrics |= _statistics(metrics, name, 1e3 * latency[done])
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "openai-chat" if engine.get("api") == "chat" else "openai",
@@ -45,3 +49,15 @@ def vllm_document(result: RunResult, summary: Mapping[str, Any], itls: Sequence[
         "generated_texts": [""] * len(requests),
         "errors": requests["error"].fillna("unfinished").astype(str).mask(done, "").tolist(),
     }
+
+
+def _statistics(metrics: Mapping[str, Any], name: str, latencies_ms: Floats) -> dict[str, float]:
+    """The statistics of a latency that `metrics` has, of these values: there it counts from the intended arrival."""
+    known = [match[1] for key in metrics if (match := re.fullmatch(rf"(mean|median|std|p[\d.]+)_{name}_ms", key))]
+    return {f"{each}_{name}_ms": _statistic(each, latencies_ms) for each in known if len(latencies_ms)}
+
+
+def _statistic(name: str, values: Floats) -> float:
+    if name in _PLAIN:
+        return float(_PLAIN[name](values))
+    return float(np.percentile(values, float(name[1:])))

@@ -16,6 +16,7 @@ from harness.figures import write_comparison_charts
 from harness.figures.charts.latency import curve_key, latency_curves
 from harness.figures.metrics import tail_percentile
 from harness.figures.pages import write_comparison_page
+from harness.figures.pages.notes import notes_of
 from harness.results.stored.files import REQUESTS, read_requests, write_whole
 from harness.results.tables import Floats
 from harness.studies.comparison.combine import combine
@@ -93,7 +94,8 @@ def compare_folders(
 
 
 def read_compared(folders: Sequence[Path], names: Sequence[str] | None = None) -> Compared:
-    """The runs in `folders`, sorted by configuration and load; a folder with unreadable tables counts as failed.
+    """The runs in `folders`, sorted by configuration and load, with `notes` in attrs, what is to be known of
+    them; a folder with unreadable tables counts as failed.
 
     names: of the runs; by default their paths as seen from the folder that holds all of them.
     """
@@ -113,6 +115,7 @@ def read_compared(folders: Sequence[Path], names: Sequence[str] | None = None) -
             key = curve_key(row.to_dict(), attrs["load"])
             found.setdefault(key, []).append(latency_curves(requests, row.to_dict()))
     runs.attrs.update(attrs)
+    runs.attrs["notes"] = notes_of(runs)
     return Compared(runs, configurations(runs), {key: _mean(curves) for key, curves in found.items()})
 
 

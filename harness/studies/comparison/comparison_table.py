@@ -12,7 +12,6 @@ from rich.text import Text
 
 from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import tail_percentile
-from harness.figures.pages.notes import notes_of
 from harness.results.slo import LIMITED
 from harness.results.step_times import mixed_text
 from harness.results.summary import number, percent
@@ -162,7 +161,7 @@ def _is_too_short(name: str, row: Mapping[Any, Any]) -> bool:
 
 
 def _print_notes_of_runs(runs: pd.DataFrame, console: Console) -> None:
-    notes = notes_of(runs)
+    notes = runs.attrs.get("notes", [])
     for note in notes[:_MAX_NOTES]:
         console.print(Text(f"! {note}", style="dim"))
     if len(notes) > _MAX_NOTES:

@@ -18,7 +18,7 @@ from engine.documents import DocumentError, parse_yaml, read_text
 LOADS = ("arrival.rate", "arrival.concurrency", "arrival.time_scale")
 SEED = "seed"
 # keys that do not decide the outcome of a run
-_NOT_SWEPT = ("task", "results", "progress", "plots", "plot", "report", "verbose", "figures")
+_NOT_SWEPT = ("task", "results", "progress", "plots", "plot", "report", "verbose", "figures", "exports", "sinks")
 _DEFINING = ("kind", "name", "policy")
 _ANY_KEY = "experiment"  # the group whose options set keys of other groups
 _CHOICES = re.compile(r"^    choices:\n((?:      .*\n)+)", re.MULTILINE)

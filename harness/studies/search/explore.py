@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import optuna
 from hydra.errors import HydraException
 from optuna.distributions import BaseDistribution
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 from rich.console import Console
 from rich.text import Text
 
@@ -40,6 +40,7 @@ from harness.studies.capacity.probe import run_quietly
 from harness.studies.capacity.row import Row, cost_source, room_of, row_of
 from harness.studies.capacity.table import print_table, write_document
 from harness.studies.capacity.worker_pool import ended_on_failure, num_workers, submit
+from harness.studies.search.found import finished, search_document, value_of
 from harness.studies.search.space import CAPACITY_PER_GPU, check_keys, configuration, draw_untried, space_of, text
 
 _GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
@@ -61,7 +62,7 @@ def explore(config: RunConfig, folder: Path) -> dict[str, Any]:
     check_keys(config)
     study = _study(config, folder)
     _run_trials(study, config, folder, console)
-    document = _document(study, config)
+    document = search_document(study, config)
     content = json.dumps(json_ready(document), indent=2, allow_nan=False) + "\n"
     write_whole(folder / SEARCH, lambda path: path.write_text(content, encoding="utf-8"))
     _conclude(study, document, config, folder, console)
@@ -95,10 +96,6 @@ def _study(config: RunConfig, folder: Path) -> optuna.Study:
     return study
 
 
-def _finished(study: optuna.Study) -> list[FrozenTrial]:
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-
-
 def _run_trials(study: optuna.Study, config: RunConfig, folder: Path, console: Console) -> None:
     """Run trials until there are as many as asked for, `search.workers` of them at a time. Only this process tells the
     study anything; the others run probes and searches."""
@@ -108,13 +105,13 @@ def _run_trials(study: optuna.Study, config: RunConfig, folder: Path, console: C
 
     def begins_another() -> bool:
         in_time = settings.time_s is None or time.monotonic() - began <= settings.time_s
-        return in_time and len(_finished(study)) + len(under_way) < settings.trials
+        return in_time and len(finished(study)) + len(under_way) < settings.trials
 
     def go_on(current: _TrialUnderWay, result: Future[Any] | None) -> None:
         if (job := current.next_job(result)) is not None:
             under_way[submit(workers, job)] = current
         else:
-            console.print(Text(f"{len(_finished(study))}/{settings.trials}  {current.text()}"), soft_wrap=True)
+            console.print(Text(f"{len(finished(study))}/{settings.trials}  {current.text()}"), soft_wrap=True)
 
     with ended_on_failure(workers):
         while under_way or begins_another():
@@ -178,7 +175,7 @@ class _TrialUnderWay:
     def text(self) -> str:
         """The configuration and its value, or why it has none."""
         told = self._study.trials[self._trial.number]
-        value = _value(told)
+        value = value_of(told)
         return f"{told.user_attrs['label']}  {told.user_attrs.get('given_up') if value is None else number(value)}"
 
 
@@ -235,61 +232,9 @@ def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> floa
     return float(value)
 
 
-def _value(trial: FrozenTrial) -> float | None:
-    """The objective; None of a trial that was given up, for which Optuna tells what was last reported."""
-    return trial.value if trial.state == TrialState.COMPLETE else None
-
-
-def _document(study: optuna.Study, config: RunConfig) -> dict[str, Any]:
-    """The content of search.json.
-
-    Raises:
-        TwinServeError: no trial has a value.
-    """
-    trials = _finished(study)
-    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    if not done:
-        reasons = [trial.user_attrs["given_up"] for trial in trials if "given_up" in trial.user_attrs]
-        raise TwinServeError(f"task=search: no trial came to an end{f'; the first: {reasons[0]}' if reasons else ''}")
-    best = study.best_trial
-    rows = [
-        {
-            "label": trial.user_attrs["label"],
-            "overrides": {key: text(value) for key, value in trial.params.items()},
-            "value": _value(trial),
-            "cost_source": trial.user_attrs.get("cost_source"),
-            "given_up": trial.user_attrs.get("given_up"),
-            "folder": f"trials/{trial.number}",
-        }
-        for trial in trials
-    ]
-    settings = config.search
-    return {
-        "question": f"{settings.direction} {settings.objective} over {', '.join(settings.space or ())}",
-        "objective": settings.objective,
-        "direction": settings.direction,
-        "rows": rows,
-        "best": trials.index(best),
-        "sentence": _sentence(rows, trials.index(best), settings),
-        "command": best.user_attrs["command"],
-    }
-
-
-def _sentence(rows: Sequence[dict[str, Any]], best: int, settings: SearchConfig) -> str:
-    text_ = f"Best of {len(rows)} trials: {rows[best]['label']} with {settings.objective} {number(rows[best]['value'])}"
-    values = sorted(
-        (row["value"] for i, row in enumerate(rows) if i != best and row["value"] is not None), reverse=True
-    )
-    if settings.direction == "minimize":
-        values.reverse()
-    others = f"; the next has {number(values[0])}, the last {number(values[-1])}" if values else ""
-    given_up = sum(row["given_up"] is not None for row in rows)
-    return f"{text_}{others}{f'; {given_up} were given up' if given_up else ''}."
-
-
 def _conclude(study: optuna.Study, document: dict[str, Any], config: RunConfig, folder: Path, console: Console) -> None:
     """Print what was found; of capacities also the table, which goes to capacity.json too."""
-    rows = [trial.user_attrs["row"] for trial in _finished(study) if "row" in trial.user_attrs]
+    rows = [trial.user_attrs["row"] for trial in finished(study) if "row" in trial.user_attrs]
     if rows:
         best = best_of(rows)
         sentence = best_sentence(rows, best, searched_key(config))

@@ -29,5 +29,5 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         earlier = load(folder / "config.yaml")
     except ConfigError:
         return False
-    shown = {key: getattr(config, key) for key in ("progress", "verbose", "plot", "report")}
+    shown = {key: getattr(config, key) for key in ("progress", "verbose", "plot", "report", "sinks")}
     return earlier.model_copy(update=shown) == config

@@ -20,13 +20,16 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
 from harness import interrupts
 from harness.config import RunConfig, parse
+from harness.config.schema.sinks import SinksConfig
 from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.results.stored.files import FAILED, SUMMARY, read_summary, write_whole
 from harness.results.stored.lock import FolderInUseError, locked
+from harness.sinks.sending import check_sinks, send_sweep
 from harness.studies.comparison.folders import capacity_folders, expand_results, job_folders
 from harness.studies.sweeps import naming
 from harness.studies.sweeps.finished import is_finished
@@ -188,6 +191,7 @@ class SweepReport(Callback):
         """
         _hold(config, "sweep.dir")
         _name_jobs(config)
+        _check_sinks(config)
         if _launcher(config.hydra) == "joblib":
             _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.Forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
@@ -210,10 +214,37 @@ class SweepReport(Callback):
         except Exception as error:  # Hydra would turn it into a warning and the exit code into 0
             print(f"error: no comparison: {_describe(error)}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED) from None
+        _send(config, sweep_dir)
         if failed:
             jobs = "1 job" if len(failed) == 1 else f"{len(failed)} jobs"
             print(f"{jobs} failed: {', '.join(map(str, failed))}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED)
+
+
+def _send(config: DictConfig, sweep_dir: Path) -> None:
+    """Sends the jobs to the tools of `sinks`. Those of an interrupted sweep are sent once it has gone on to its end."""
+    try:
+        if (sinks := _sinks_of(config)).names:
+            send_sweep(sinks, sweep_dir, job_folders(sweep_dir))
+    except (TwinServeError, OSError) as error:  # Hydra would turn it into a warning and the exit code into 0
+        print(f"error: {_describe(error)}", file=sys.stderr, flush=True)
+        raise SystemExit(SOME_JOB_FAILED) from None
+
+
+def _check_sinks(config: DictConfig) -> None:
+    try:
+        check_sinks(_sinks_of(config))
+    except TwinServeError as error:  # Hydra would turn it into a warning
+        raise SystemExit(USER_ERROR) from error
+
+
+def _sinks_of(config: DictConfig) -> SinksConfig:
+    """What the configuration of a sweep says of its sinks; nothing where that is wrong, of which each job tells."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.masked_copy(config, ["sinks"]), resolve=True)
+        return SinksConfig.model_validate(values["sinks"] if isinstance(values, dict) else {})
+    except (OmegaConfBaseException, ValidationError, KeyError):
+        return SinksConfig()
 
 
 def _name_jobs(config: DictConfig) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from harness import hub
 from harness.config import (
     AgenticTrace,
     CsvTrace,
@@ -16,9 +17,9 @@ from harness.config import (
     SyntheticTrace,
     TraceConfig,
 )
-from harness.config.schema.workload import FileTrace
+from harness.config.schema.trace_files import FileTrace
 from harness.errors import ConfigError
-from harness.workload import agents, hub, sampling
+from harness.workload import agents, sampling
 from harness.workload.readers import (
     azure,
     bailian,

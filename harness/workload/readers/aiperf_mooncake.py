@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers import frame
-from harness.workload.readers.calls import documents, number, whole_ids
+from harness.workload.readers.calls import LONGEST, documents, number, session_key, whole_ids
 from harness.workload.readers.messages import texts_of
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
@@ -94,7 +94,7 @@ def _sessions(lines: Sequence[dict[str, Any]], columns: dict[str, list[Any]], bl
     last: dict[Any, int] = {}
     waits_for: list[list[int]] = []
     for row, line in enumerate(lines):
-        session = ("", row) if (key := line.get("session_id")) is None else key
+        session = session_key(line.get("session_id"), row)
         earlier = last.get(session)
         waits_for.append([] if earlier is None else [earlier])
         last[session] = row
@@ -102,14 +102,21 @@ def _sessions(lines: Sequence[dict[str, Any]], columns: dict[str, list[Any]], bl
         if earlier is not None and "messages" not in line and all(type(each) is int for each in lengths):
             prompts[row] = sum(lengths)
             if hash_ids is not None:
-                num_new = -(-prompts[row] // block_size) - len(hash_ids[earlier])
-                hash_ids[row] = [*hash_ids[earlier], *islice(new_ids, max(num_new, 0))]
+                hash_ids[row] = _longer(hash_ids[earlier], prompts[row], block_size, new_ids)
     numbers: dict[Any, int] = defaultdict(lambda: len(numbers))
     found: dict[str, list[Any]] = {
         "request_id": list(range(len(lines))),
-        "session_id": [numbers[line.get("session_id") or ("", row)] for row, line in enumerate(lines)],
+        "session_id": [numbers[session_key(line.get("session_id"), row)] for row, line in enumerate(lines)],
         "waits_for": waits_for,
         "think_time": [(number(line.get("delay")) or 0.0) / 1000 for line in lines],
         "num_prompt_tokens": prompts,
     }
     return found if hash_ids is None else {**found, "hash_ids": hash_ids}
+
+
+def _longer(ids: list[Any] | None, num_tokens: int, block_size: int, new_ids: count[int]) -> list[Any] | None:
+    """The ids of a prompt that begins with the blocks of another one; None if one of them is too long."""
+    if ids is None or num_tokens > LONGEST:
+        return None
+    num_new = -(-num_tokens // block_size) - len(ids)
+    return [*ids, *islice(new_ids, max(num_new, 0))]

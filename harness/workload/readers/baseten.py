@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from engine.documents import DocumentError, check_regular
-from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import TraceError
 from harness.workload.readers import frame
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
+from simulator.quantities import MAX_TOKENS
 
 _TIME = "timestamp_start_unix_ms"
 _COLUMNS = {_TIME: "arrival_time", "input_tokens": "num_prompt_tokens", "output_tokens": "num_output_tokens"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from harness.workload.rows.sieve import RowRules
 from harness.workload.rows.trace_files import file_head, open_trace
 from harness.workload.trace import Trace
 
+LONGEST = 1 << 24  # tokens of a prompt whose ids are made here: longer ones are damage, and would fill the memory
 EARLY_S = 1.0  # by which a call may begin before the end of one that it waits for, as some times are whole seconds
 
 
@@ -117,7 +120,7 @@ def _objects(path: str) -> Iterator[dict[str, Any]]:
         first = file.readline()
         try:
             is_lines = isinstance(json.loads(first), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             is_lines = False
         texts = [first, *file] if is_lines else [first + file.read()]
     for number, text in enumerate(texts, 1):
@@ -132,6 +135,11 @@ def _objects(path: str) -> Iterator[dict[str, Any]]:
         yield document
 
 
+def session_key(value: Any, row: int) -> Any:
+    """What a session is known by; the request in `row` is a session of its own where `value` can be no name."""
+    return value if isinstance(value, str | int | float) else ("", row)
+
+
 def number(value: Any) -> float | None:
     """A finite number of the file; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
@@ -142,5 +150,9 @@ def moment(value: Any) -> float | None:
     """Seconds since 1970 of a date with a time, or of nanoseconds since then; None for anything else."""
     if not isinstance(value, str | int | float):
         return None
+    if isinstance(value, str):
+        with suppress(ValueError):  # much faster than pandas, which knows more forms
+            date = datetime.fromisoformat(value)
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     time = pd.to_datetime(value, utc=True, errors="coerce")
     return None if pd.isna(time) else float(time.timestamp())

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import reduce
+from heapq import heappop, heappush
+from operator import or_
 from typing import Any
 
 from harness.errors import TraceError
@@ -51,7 +57,7 @@ class _Span:
         prompt = prompt or max(1, sum(map(len, map(_text, messages))) // _CHARACTERS)
         output = output or max(1, len(self.answer) // _CHARACTERS)
         self.call = Call(session, start_s, max(start_s, end_s), prompt, output)
-        self.before: set[int] = set()  # numbers of all calls that this one waited for, and that those waited for
+        self.before = 0  # all calls that this one waited for, and that those waited for: a bit for each by its number
 
 
 def _session(path: str, session: int, spans: Any) -> list[_Span]:
@@ -64,17 +70,28 @@ def _session(path: str, session: int, spans: Any) -> list[_Span]:
                 raise TraceError(f"{path}: span {span.get('span_id')} has no start_time and end_time")
             found.append(_Span(session, start_s, end_s, attributes))
     found.sort(key=lambda each: each.call.start_s)
-    for number, each in enumerate(found):
-        ended = [i for i, other in enumerate(found[:number]) if other.call.end_s <= each.call.start_s]
-        heard = [i for i in ended if found[i].answer in each.said]
-        heard.sort(key=lambda i: len(found[i].said), reverse=True)  # the prompt goes on from that of most turns
-        last = max(ended, key=lambda i: found[i].call.end_s, default=None)
-        needed = list(dict.fromkeys([*heard, *([] if last is None else [last])]))
-        known = set[int]().union(*(found[i].before for i in needed))
-        waits_for = [i for place, i in enumerate(needed) if not place or i not in known]
-        each.before = known | set(needed)
-        each.call.waits_for = [found[i].call for i in waits_for]
+    _connect(found)
     return found
+
+
+def _connect(spans: Sequence[_Span]) -> None:
+    """Let each span of a session, in order of their starts, wait for those that it needs."""
+    running: list[tuple[float, int]] = []  # a heap of ends with numbers of spans
+    answered: dict[str, list[int]] = defaultdict(list)  # spans that have ended, by what they answered
+    last, last_end_s = -1, -math.inf
+    for number, each in enumerate(spans):
+        while running and running[0][0] <= each.call.start_s:
+            end_s, ended = heappop(running)
+            answered[spans[ended].answer].append(ended)
+            last, last_end_s = (ended, end_s) if end_s > last_end_s else (last, last_end_s)
+        heard = [i for text in each.said for i in answered.get(text, ())]
+        heard.sort(key=lambda i: (-len(spans[i].said), i))  # the prompt goes on from that of most turns
+        needed = list(dict.fromkeys([*heard, *([last] if last >= 0 else [])]))
+        known = reduce(or_, (spans[i].before for i in needed), 0)
+        waits_for = [i for place, i in enumerate(needed) if not place or not known >> i & 1]
+        each.before = reduce(or_, (1 << i for i in needed), known)
+        each.call.waits_for = [spans[i].call for i in waits_for]
+        heappush(running, (each.call.end_s, number))
 
 
 def _is_chat(span: dict[str, Any], attributes: dict[str, Any]) -> bool:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.config.schema.workload import MAX_TOKENS, MESSAGES, TRACE_COLUMNS, Delimiter
+from harness.config.schema.trace_files import MESSAGES, TRACE_COLUMNS, Delimiter
 from harness.errors import TraceError
 from harness.workload.readers.messages import MessageCounter
 from harness.workload.rows.csv_file import DELIMITERS, csv_header, require_columns
-from harness.workload.rows.layout import Layout, texts_from_json
+from harness.workload.rows.layout import Layout, reject_dates, texts_from_json
 from harness.workload.rows.lists import ObjectArray, integer_lists, list_lengths, num_blocks
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, NumberCheck, build_trace, collect, collect_csv
@@ -30,6 +30,7 @@ from harness.workload.rows.value_checks import (
     waits,
 )
 from harness.workload.trace import Trace
+from simulator.quantities import MAX_TOKENS
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,7 +64,7 @@ def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES, delimiter:
     for name, sign in DELIMITERS.items():
         if name != delimiter and set(layout.in_file(REQUIRED)) <= set(csv_header(path, sign)):
             raise TraceError(f"{path}: its columns are not divided by {delimiter}: set trace.delimiter={name}")
-    header = require_columns(path, layout.in_file(REQUIRED), "a trace", DELIMITERS[delimiter])
+    header = require_columns(path, layout.in_file(REQUIRED), "a trace", DELIMITERS[delimiter], layout.proposal)
     names = names_in(path, header, _CSV_COLUMNS, layout)
     sieve = RowSieve(path, rules)
     wanted = [layout.csv_column(names[ours], ours, check) for ours, check in CHECKS.items() if ours in names]
@@ -83,7 +84,7 @@ def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES, tokenize
         ConfigError: there is a tokenizer without messages, or the other way round, or it cannot be loaded.
     """
     has_messages = layout.in_file([MESSAGES])[0] in first_record(path, (), "a trace")
-    first = first_record(path, () if has_messages else layout.in_file(REQUIRED), "a trace")
+    first = first_record(path, () if has_messages else layout.in_file(REQUIRED), "a trace", layout.proposal)
     names = names_in(path, first, (*TRACE_COLUMNS, MESSAGES), layout)
     counter = MessageCounter.for_file(path, names, tokenizer)
     block_size = hash_block_size(path, {ours: first[name] for ours, name in names.items()}, layout)
@@ -172,7 +173,10 @@ def _number(keys: _Keys, ours: str, check: NumberCheck, batch: JsonBatch, sieve:
     name = keys.names[ours]
     if times := keys.layout.times_of_text(ours):
         return times(texts_from_json(batch.column(name)), name, sieve)
-    return keys.layout.check(ours, check)(numbers_from_json(batch.column(name)), name, sieve)
+    values = batch.column(name)
+    if ours == "arrival_time" and any(isinstance(value, str) for value in values):
+        reject_dates(texts_from_json(values), name, sieve)
+    return keys.layout.check(ours, check)(numbers_from_json(values), name, sieve)
 
 
 def parse_token_ids(num_prompt_tokens: Ints, values: Sequence[object], sieve: RowSieve) -> ObjectArray:

@@ -22,15 +22,16 @@ def read(path: str, rules: RowRules) -> Trace:
         TraceError: the file cannot be read, is of another format, or has no usable row.
     """
     calls: list[Call] = []
-    sizes = set()
+    sizes: list[Any] = []  # those that differ
     for session, document in enumerate(documents(path, _KEYS, "a Weka trace")):
-        sizes.add(document.get("block_size"))
+        if (size := document.get("block_size")) not in sizes:
+            sizes.append(size)
         scope = session * _SCOPE if document.get("hash_id_scope") == "local" else 0
         calls += _Session(session, scope).read(document.get("requests"))
         if rules.limit is not None and not rules.with_times and len(calls) >= rules.limit:
             break  # what is left are later sessions
-    if len(sizes) > 1 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise TraceError(f"{path}: block_size must be one number of tokens for all sessions, not {sizes}")
+    if len(sizes) > 1 or not all(type(size) is int and size > 0 for size in sizes):
+        raise TraceError(f"{path}: block_size must be one number of tokens, 1 or more, for all sessions")
     return trace_of_calls(calls, path, rules, "weka", block_size=next(iter(sizes), None))
 
 

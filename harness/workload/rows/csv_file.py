@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from harness.config.schema.workload import Delimiter
+from harness.config.schema.trace_files import Delimiter
 from harness.errors import TraceError
-from harness.workload.rows.trace_files import LINE_BYTES, file_head, open_trace
+from harness.workload.rows.trace_files import LINE_BYTES, Proposal, file_head, no_proposal, open_trace
 
 DELIMITERS: dict[Delimiter, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _BLOCK_BYTES = 8 << 20
@@ -41,8 +41,11 @@ def csv_header(path: str, delimiter: str = ",") -> tuple[str, ...]:
     return tuple(name.strip().strip('"') for name in names)
 
 
-def require_columns(path: str, wanted: Sequence[str], what: str, delimiter: str = ",") -> tuple[str, ...]:
-    """The header of a CSV file that must have these columns.
+def require_columns(
+    path: str, wanted: Sequence[str], what: str, delimiter: str = ",", proposal: Proposal = no_proposal
+) -> tuple[str, ...]:
+    """The header of a CSV file that must have these columns. `proposal` of the names found and wanted ends the message
+    where they are not there.
 
     Raises:
         TraceError: it lacks some, or has one twice.
@@ -51,7 +54,8 @@ def require_columns(path: str, wanted: Sequence[str], what: str, delimiter: str 
     if not set(wanted) <= set(header):
         found = repr(delimiter.join(header))
         shown = found if len(found) <= 100 else found[:100] + "..."
-        raise TraceError(f"{path}: not {what}: its first line must name {', '.join(wanted)}; it reads {shown}")
+        names, proposed = ", ".join(wanted), proposal(header, wanted)
+        raise TraceError(f"{path}: not {what}: its first line must name {names}; it reads {shown}{proposed}")
     for name in header:
         if name and header.count(name) > 1:
             raise TraceError(f"{path}: two columns are named {name!r}")

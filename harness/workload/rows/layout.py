@@ -3,13 +3,17 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import numpy.typing as npt
 import pyarrow as pa
 
 from harness.config.schema.reader import nearest
-from harness.config.schema.workload import TimeUnit
+from harness.config.schema.trace_files import TimeUnit
 from harness.errors import TraceError
 from harness.workload.rows import value_checks
+from harness.workload.rows.common_names import likely_columns
+from harness.workload.rows.sieve import RowSieve
 from harness.workload.rows.tabular import CsvColumn, NumberCheck, TextCheck, number_column
 
 _TICKS: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9, "date": 10**9}
@@ -60,6 +64,15 @@ class Layout:
                 )
         return names
 
+    def proposal(self, found: Collection[str], wanted: Collection[str]) -> str:
+        """`; if ... set trace.columns=...` for a file without the wanted columns whose names tell which they are; else
+        empty."""
+        guesses = {} if self.columns else likely_columns(found)
+        if not set(wanted) <= set(guesses.values()):
+            return ""
+        given = ", ".join(f"{name}: {ours}" for name, ours in guesses.items() if name != ours)
+        return f"; if these are they, set 'trace.columns={{{given}}}'"
+
     def in_file(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """The names in the file of wanted columns."""
         given = {ours: name for name, ours in self.columns.items()}
@@ -74,13 +87,24 @@ class Layout:
         """How a column of a CSV file is read."""
         if times := self.times_of_text(ours):
             return CsvColumn(name, ours, times)
-        return number_column(name, ours, self.check(ours, check))
+        column = number_column(name, ours, self.check(ours, check))
+        return CsvColumn(name, ours, partial(_parse_times, column)) if ours == "arrival_time" else column
 
     def times_of_text(self, ours: str) -> TextCheck | None:
         """How the texts of a column are read, where they are times that no float64 holds: dates and nanoseconds."""
         if ours != "arrival_time":
             return None
         return {"date": value_checks.timestamps, "ns": value_checks.nanoseconds}.get(self.time_unit)
+
+
+def reject_dates(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> None:
+    """Rejects rows whose time should be a number and is a date, with what reads it."""
+    sieve.reject(value_checks.are_dates(texts), f"{name} is a date, which trace.time_unit=date reads")
+
+
+def _parse_times(column: CsvColumn, texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[Any]:
+    reject_dates(texts, name, sieve)
+    return column.parse(texts, name, sieve)
 
 
 def is_index(name: str) -> bool:

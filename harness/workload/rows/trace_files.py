@@ -1,7 +1,7 @@
 """Opens trace files, and reads JSON-lines files in batches."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,13 @@ _OTHER_FILES = {  # by their first bytes
 }  # fmt: skip
 _BATCH_LINES = 4096
 LINE_BYTES = 1 << 26
+
+Proposal = Callable[[Collection[str], Collection[str]], str]  # of the column names found and wanted
+
+
+def no_proposal(found: Collection[str], wanted: Collection[str]) -> str:
+    """Nothing more to say about a file without the wanted columns."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -89,12 +96,19 @@ def json_batches(path: str) -> Iterator[JsonBatch]:
             )
 
 
-def first_record(path: str, wanted: tuple[str, ...], what: str) -> dict[str, Any]:
-    """The first object of a JSON-lines file, which must have the wanted keys; raises TraceError otherwise."""
+def first_record(
+    path: str,
+    wanted: tuple[str, ...],
+    what: str,
+    proposal: Proposal = no_proposal,
+) -> dict[str, Any]:
+    """The first object of a JSON-lines file, which must have the wanted keys; raises TraceError otherwise, with the
+    `proposal` of the names found and wanted."""
     file_head(path)
     record = next((batch.records[0] for batch in json_batches(path) if batch.records), None)
     if record is None or not set(wanted) <= set(record):
-        raise TraceError(f"{path}: not {what}: each line must be a JSON object with {', '.join(wanted)}")
+        proposed = proposal(record, wanted) if record else ""
+        raise TraceError(f"{path}: not {what}: each line must be a JSON object with {', '.join(wanted)}{proposed}")
     return record
 
 

@@ -12,9 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.rows.sieve import RowSieve
-from simulator.quantities import RANGES
+from simulator.quantities import MAX_TOKENS, RANGES
 
 MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
@@ -41,8 +40,16 @@ def numbers_from_text(texts: pa.ChunkedArray) -> Numbers:
 
 def as_floats(column: pd.Series) -> npt.NDArray[np.float64]:
     """The numbers of a column, of which text tells some; NaN where there is none."""
-    texts = column.astype(str) if column.dtype == object else column  # an integer may have more digits than a float
+    texts = pd.Series(map(_as_text, column), dtype=object) if column.dtype == object else column
     return pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _as_text(value: object) -> str:
+    """What may be a number, as an integer may have more digits than a float; the rest is none."""
+    if isinstance(value, list | dict):
+        return ""
+    text = str(value)
+    return text if text.isascii() else ""
 
 
 def numbers_from_json(values: Sequence[object]) -> Numbers:
@@ -125,6 +132,12 @@ def nanoseconds(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArr
     sieve.reject(~readable.to_numpy(zero_copy_only=False), f"{name} is not a whole number of nanoseconds")
     values: npt.NDArray[np.int64] = pc.cast(pc.if_else(readable, texts, "0"), pa.int64()).to_numpy()
     return values
+
+
+def are_dates(texts: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Which texts are ISO 8601 dates with times: bool."""
+    dates: npt.NDArray[np.bool_] = pc.match_substring_regex(texts, _TIMESTAMP).to_numpy(zero_copy_only=False)
+    return dates
 
 
 def timestamps(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:

@@ -12,9 +12,17 @@ On two H100 32 tokens take 10 us both ways, 64 fused 16 instead of 12 (vLLM's pu
 
 The column message_size counts elements of 16 bits, not bytes, as the database's collectors say (collect_all_reduce.py,
 collect_nccl.py). As bytes, 8 GPUs of an H100 node would exchange half of what their links carry.
+
+Of a GB200 or GB300 NVL72 no more than the 4 GPUs of a tray were timed with vLLM 0.24. All-reduces of 8 and 16 were
+timed on GB300 later, and stand in for GB200's, which has the same links; NCCL's collectives of 8 are those of B200,
+whose links and switches are of the same generation.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import pandas as pd
 
@@ -24,6 +32,7 @@ from simulator.profile.profile import ProfileError
 
 _ELEMENT_BYTES = 2
 _MIB = 1 << 20
+_SAME_ALL_REDUCE, _SAME_NCCL = {"gb200": "gb300"}, {"gb200": "b200_sxm", "gb300": "b200_sxm"}
 # By 10 times the compute capability, or that rounded down to tens, and number of GPUs.
 _FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}, 103: {2: 64.0, 4: 64.0, 8: 2.0}}
 
@@ -41,8 +50,11 @@ def all_reduce(database: Database, ranks: int, most_fused: float) -> tuple[Measu
     Args:
         most_fused: bytes up to which it is fused with a norm.
     """
-    in_graphs = f"{database.backend}_graph"
-    rows = _in_bytes(database.rows("comm", "custom_allreduce_perf", backend=in_graphs, num_gpus=ranks))
+    where: dict[str, Any] = {"backend": f"{database.backend}_graph", "num_gpus": ranks}
+    rows = _in_bytes(database.rows("comm", "custom_allreduce_perf", **where))
+    if rows.empty:  # in the version that was asked for
+        other = _other(database, _SAME_ALL_REDUCE)
+        rows = _in_bytes(other.rows("comm", "custom_allreduce_perf", source=database.backend, **where))
     if rows.empty:
         raise ProfileError(f"{database.system} has no all-reduce of {ranks} GPUs")
     if most_fused:
@@ -71,9 +83,19 @@ def exchanges(database: Database) -> pd.DataFrame | None:
 
 def _collective(database: Database, name: str, ranks: int) -> MeasuredCurve | None:
     """NCCL's time of a collective over the bytes of all ranks; None if it was not measured."""
-    where = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
+    where: dict[str, Any] = {"op_name": name, "nccl_dtype": "half", "num_gpus": ranks}
     rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
+    if rows.empty and database.system in _SAME_NCCL:
+        rows = _in_bytes(_other(database, _SAME_NCCL).rows("comm", "nccl_perf", source="nccl", **where))
     return None if rows.empty else measured_curve(rows, "num_bytes")[0]
+
+
+def _other(database: Database, alike: Mapping[str, str]) -> Database:
+    """The tables of the system whose links are like those of this one; its own where there are none."""
+    if database.system in alike:
+        with suppress(ProfileError):
+            return database.of_system(alike[database.system])
+    return database
 
 
 def _in_bytes(rows: pd.DataFrame) -> pd.DataFrame:

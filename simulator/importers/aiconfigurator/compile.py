@@ -5,12 +5,15 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
     aiconfigurator:h100_sxm/vllm/0.24.0      a version
     aiconfigurator:h200_sxm/sglang/0.5.14    the kernels of SGLang, beside the rules and host times of vLLM
+    aiconfigurator:h200_sxm/trtllm/1.3.0rc20    those of TensorRT-LLM
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
     aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`, `deep_gemm`)
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
     aiconfigurator:h100_sxm+static_scales    FP8 checkpoints that hold the scales of activations
     aiconfigurator:h100_sxm+piecewise_graphs attention that is launched between pieces of CUDA graphs, as of old servers
+    aiconfigurator:h100_sxm+like_experts     experts that were not timed by others that are alike (`like_experts`)
     aiconfigurator:b200_sxm+routing_kernels  experts of MiniMax-M2 chosen by kernels beside theirs (`other_kernels`)
+    aiconfigurator:b200_sxm+tf32_router      a router in float32 that rounds its inputs to TF32
 
 and the tables of the profile are made from
 
@@ -40,11 +43,13 @@ from simulator.importers.aiconfigurator.communication import all_gather, all_red
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import copying_work, experts, whole_experts
+from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
-from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
+from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
+from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
+from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
-from simulator.importers.aiconfigurator.other_kernels import float32_router, norm_exchange, with_routing
+from simulator.importers.aiconfigurator.other_kernels import choosing_us, float32_router, norm_exchange, routing_us
 from simulator.importers.aiconfigurator.rules import (
     HOST,
     Host,
@@ -64,8 +69,8 @@ from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
-_ROUTING_KERNELS = "routing_kernels"
-_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS, _ROUTING_KERNELS)
+_ROUTING_KERNELS, _TF32_ROUTER = "routing_kernels", "tf32_router"
+_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS, _ROUTING_KERNELS, _TF32_ROUTER)
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
@@ -80,9 +85,11 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
     database = _open(Path(folder) if folder else None, key)
     gemms, attention = Gemms(database, static_scales=_STATIC_SCALES in chosen), Attention(database)
     expert_kernel = "+".join(each for each in chosen if each not in _NOT_OF_EXPERTS)
-    operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel, device)
-    if _ROUTING_KERNELS in chosen:
-        operators["experts"] = with_routing(database, model, operators["experts"])
+    rounds = _TF32_ROUTER in chosen
+    operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel, device, rounds)
+    if model.first(Experts):
+        curve = operators["experts"]
+        operators["experts"] = curve._replace(times_us=curve.times_us + _beside(database, model, chosen, curve.sizes))
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
     attention_table, kv_dtype = _attention_table(database, attention, model, tensor_parallel_size)
     tables = {
@@ -96,8 +103,9 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         reduced, dropped = all_reduce(database, tensor_parallel_size, most_fused)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
-    if (shared_out := whole_experts(database, model)) is not None:
-        tables["experts"] = shared_out
+    if (shared_out := _whole_experts(database, gemms, model, expert_kernel)) is not None:
+        sizes = shared_out["num_tokens"].to_numpy(float)
+        tables["experts"] = shared_out.assign(time_us=shared_out["time_us"] + _beside(database, model, chosen, sizes))
         if (exchanged := exchanges(database)) is not None:
             tables["exchange"] = exchanged
     if _PIECEWISE_GRAPHS in chosen:
@@ -135,8 +143,33 @@ def _open(folder: Path | None, key: str) -> Database:
     return Database(find_root(folder), *parts)
 
 
+def _beside(database: Database, model: Model, chosen: list[str], sizes: Floats) -> Floats | float:
+    """Time of kernels that choose experts, beside the times of the experts themselves."""
+    block = model.first(Experts)
+    if block is not None and TRITON in chosen:
+        return choosing_us(database, block, sizes)
+    return routing_us(database, model, sizes) if _ROUTING_KERNELS in chosen else 0.0
+
+
+def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel: str) -> pd.DataFrame | None:
+    """Times of experts that ranks share out whole, of a kernel; None where it has none of its own."""
+    if expert_kernel == LIKE_EXPERTS:
+        return whole_like_experts(database, model)
+    if expert_kernel not in ("", TRITON, CUTLASS, DEEP_GEMM):
+        return None
+    shared_out = whole_experts(database, model, expert_kernel if expert_kernel == TRITON else "")
+    if shared_out is None or expert_kernel != DEEP_GEMM:
+        return shared_out
+    curves = {each: padded_experts(gemms, model, 1, database.rates, each) for each in shared_out["num_ranks"].unique()}
+    parts = [
+        pd.DataFrame({"num_ranks": each, "num_tokens": curve.sizes, "time_us": curve.times_us})
+        for each, curve in curves.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
 def _operators(
-    database: Database, gemms: Gemms, model: Model, ranks: int, expert_kernel: str, device: Device
+    database: Database, gemms: Gemms, model: Model, ranks: int, expert_kernel: str, device: Device, rounds: bool
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
     curves: dict[str, MeasuredCurve] = {}
@@ -149,9 +182,11 @@ def _operators(
             if shapes.setdefault(name, weights[2:4]) != weights[2:4]:  # of another kind of layer
                 name = f"{name}_{weights.rows}x{weights.columns}"
             calls[name] += count
-            curves[name] = _product(database, gemms, model, weights, device)
+            curves[name] = _product(database, gemms, model, weights, device, rounds)
     if expert_kernel == DEEP_GEMM:
         curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
+    elif expert_kernel == LIKE_EXPERTS:
+        curves["experts"] = like_experts(database, model, ranks)
     elif expert_kernel or model.first(Experts):
         curves["experts"], _ = experts(database, model, ranks, expert_kernel)
     calls["experts"] = model.num_expert_layers
@@ -159,7 +194,7 @@ def _operators(
         curves["qk_all_reduce"] = norm_exchange(database, ranks, curves["qkv_proj"].sizes)
         calls["qk_all_reduce"] = spanning
     rule = memory_rule(database.rates)
-    num_kernels, num_bytes = elementwise_work(model, ranks)
+    num_kernels, num_bytes = elementwise_work(model, ranks, database.backend)
     num_copies, copied_bytes = copying_work(model, expert_kernel)
     sizes = np.array([1.0, next(iter(curves.values())).sizes[-1]])
     times = [rule.time_us(num_kernels + num_copies, (num_bytes + copied_bytes) * size) for size in sizes]
@@ -168,13 +203,15 @@ def _operators(
     return curves, {name: calls[name] for name in curves}
 
 
-def _product(database: Database, gemms: Gemms, model: Model, weights: Weights, device: Device) -> MeasuredCurve:
+def _product(
+    database: Database, gemms: Gemms, model: Model, weights: Weights, device: Device, rounds: bool
+) -> MeasuredCurve:
     """The time over tokens of a product with matrices that are no experts."""
     stored = model.format_of(weights.part)
     dtype = "bfloat16" if stored is FLOAT32 else _dtype(_GEMM_DTYPES, stored.name, "linear layers")
     curve = gemms.curve(dtype, weights.rows, weights.columns)
     if stored is FLOAT32:
-        return float32_router(database, curve, weights, device)
+        return float32_router(database, curve, weights, device, rounds=rounds)
     return beside_experts(curve) if weights.part == "shared_experts" else curve
 
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
@@ -76,16 +77,19 @@ class Database:
         self.device = ""
         self.rates = _read_rates(root / f"{system}.yaml")
 
-    def rows(self, family: str, table: str, *, source: str | None = None, **where: Any) -> pd.DataFrame:
+    def rows(
+        self, family: str, table: str, *, source: str | None = None, version: str | None = None, **where: Any
+    ) -> pd.DataFrame:
         """Rows of a table whose columns have the values `where`, with the time in a column `time_us`.
 
         A column that an old table lacks is taken to have the value asked for. The result is empty if there is no table.
 
         Args:
             source: whose kernels were timed, if not the backend's: nccl, trtllm, sglang. The newest version that has
-                the table is read.
+                the table is read, or `version`.
+            version: of the backend or source, and no other, in place of that of the database or the newest before it.
         """
-        folder = self._folder(family, source, table)
+        folder = self.folder(family, source, table, version)
         if folder is None or not (path := folder / f"{table}.parquet").is_file():
             return pd.DataFrame(columns=["time_us"])
         rows = _read_rows(path, path.stat().st_mtime_ns, tuple(where.items()))
@@ -93,13 +97,13 @@ class Database:
         self.num_rows += len(rows)
         if source is None and len(rows) and "device" in rows.columns:
             self.device = str(rows["device"].iloc[0])
-        return rows.assign(time_us=1e3 * rows["latency"])
+        return rows.assign(time_us=1e3 * rows["latency"].astype(np.float64))
 
     def of_system(self, system: str) -> Database:
         """The tables of the same version of another system."""
         return Database(self._root, system, self.backend, self.version)
 
-    def _folder(self, family: str, source: str | None, table: str) -> Path | None:
+    def folder(self, family: str, source: str | None, table: str, version: str | None = None) -> Path | None:
         """The folder of a family: of the version asked for, or else of the newest version before it, or the first."""
         parent = self._data / family / (source or self.backend)
         there = _versions(parent)
@@ -107,6 +111,8 @@ class Database:
             there = [name for name in there if (parent / name / f"{table}.parquet").is_file()]
         if not there:
             return None
+        if version is not None:
+            return parent / version if version in there else None
         older = there if source else [name for name in there if _order(name) <= _order(self.version)]
         return parent / (older[-1] if older else there[0])
 

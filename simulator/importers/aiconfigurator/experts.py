@@ -4,7 +4,8 @@ The database times what vLLM runs by default. A server may be told to run anothe
 MXFP4 experts of gpt-oss on Hopper (VLLM_MXFP4_USE_MARLIN=1), which was timed for other models only. The name of the
 database then ends in the kernel, as in `h100_sxm+marlin`. FlashInfer's kernel for MXFP4 weights and 8-bit activations
 was timed for gpt-oss itself, with SGLang, which calls the same one; vLLM 0.15 pads its input and slices its output by
-two more kernels (pull request 30647). Marlin's was timed for other models, and the times of one of them stand in:
+two more kernels (pull request 30647). Triton's for MXFP4 on Hopper, which TensorRT-LLM calls too, was timed with vLLM.
+Marlin's was timed for other models, and the times of one of them stand in:
 
 - A step in which each expert gets as many tokens reads and multiplies the same share of the weights. So
   T(tokens) of this model is taken from the step of the other one with as many tokens per expert,
@@ -27,6 +28,7 @@ from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
+_BLOCK = 128  # rows and columns that share a scale in block-scaled FP8
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _DTYPES = {
     "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "int4_32": "int4_wo",
@@ -63,11 +65,25 @@ class ExpertKernel(NamedTuple):
 KERNELS = {
     "marlin": ExpertKernel("mxfp4", None, "int4_wo", 7168, 2048, 8, 384, 256, 128, 0),
     "mxfp4_mxfp8": ExpertKernel("mxfp4", "sglang", "w4a8_mxfp4_mxfp8", 2880, 2880, 4, 128, 256, 256, 2),
+    "triton": ExpertKernel("mxfp4", "vllm", "w4a16_mxfp4", 2880, 2880, 4, 128, 256, 256, 0),
+}
+
+
+# Kernels of block-scaled FP8 that were timed for the sizes of each model, but not by the newest vLLM: where, the
+# versions of the tables, and on which systems.
+# Triton's were timed without the kernel that chooses experts. vLLM runs others on Blackwell, unless it is told not to
+# (VLLM_USE_FLASHINFER_MOE_FP8=0).
+# FlashInfer's CUTLASS on Hopper is TensorRT-LLM's runner of a mixture of experts, whose tables stand in for it.
+TRITON, CUTLASS = "triton_experts", "flashinfer_cutlass"
+_TIMED: dict[str, tuple[str | None, str, tuple[str, ...]]] = {
+    TRITON: (None, "0.19.0", ("b200_sxm",)),
+    CUTLASS: ("trtllm", "1.3.0rc20", ("h100_sxm", "h200_sxm")),
 }
 
 
 def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
-    """Time of a layer's experts over tokens, and the number of outliers.
+    """Time of a layer's experts over tokens, and the number of outliers. Where blocks of FP8 cannot be split among so
+    many ranks, which vLLM refuses, that of whole experts.
 
     Args:
         kernel: one of KERNELS; "" is the kernel that vLLM chooses.
@@ -75,25 +91,33 @@ def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> t
     Raises:
         ProfileError: the database has no such times, or there is no such kernel.
     """
-    name = model.format_of("experts").name
-    if kernel:
+    if kernel and kernel not in _TIMED:
         return _taken_over(database, model, ranks, kernel)
-    if name not in _DTYPES:
-        raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
-    block = model.first(Experts)
+    dtype, block = dtype_of(model), model.first(Experts)
     if block is None:
         raise ProfileError(f"{model.name} has no experts")
-    rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=ranks)
+    asked = database, dtype, _shape(model, block)
+    rows = _rows(*asked, **_where(database, dtype, kernel), moe_tp_size=ranks)
+    if rows.empty and not kernel and dtype == "fp8_block" and block.intermediate_size // ranks % _BLOCK:
+        rows = _rows(*asked, moe_tp_size=1, moe_ep_size=ranks)
     if rows.empty:
         raise ProfileError(
-            f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "
+            f"{database.system}/{database.version} has no experts in {dtype} of "
             f"hidden_size={model.hidden_size}, moe_intermediate_size={block.intermediate_size}, "
             f"{block.num_used} of {block.num_experts}, on {ranks} GPUs"
         )
     return measured_curve(rows, "num_tokens")
 
 
-def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
+def dtype_of(model: Model) -> str:
+    """The format of the model's experts, as the database calls it; raises ProfileError if it has none in it."""
+    name = model.format_of("experts").name
+    if name not in _DTYPES:
+        raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
+    return _DTYPES[name]
+
+
+def whole_experts(database: Database, model: Model, kernel: str = "") -> pd.DataFrame | None:
     """Time of a layer's experts where ranks share out whole ones, by ranks and the tokens of all of them; None if the
     database has no such times."""
     name, block = model.format_of("experts").name, model.first(Experts)
@@ -101,11 +125,27 @@ def whole_experts(database: Database, model: Model) -> pd.DataFrame | None:
         return None
     parts = []
     for ranks in (2, 4, 8, 16, 32):
-        rows = _rows(database, _DTYPES[name], _shape(model, block), moe_tp_size=1, moe_ep_size=ranks)
+        where = _where(database, name, kernel)
+        rows = _rows(database, _DTYPES[name], _shape(model, block), **where, moe_tp_size=1, moe_ep_size=ranks)
         if len(rows):
             thin = measured_curve(rows, "num_tokens")[0].thinned()
             parts.append(pd.DataFrame({"num_ranks": ranks, "num_tokens": thin.sizes, "time_us": thin.times_us}))
     return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def timed_kernels(system: str) -> list[str]:
+    """The kernels of block-scaled FP8 that older tables or those of other engines have on a system."""
+    return [name for name, (_, _, systems) in _TIMED.items() if system in systems]
+
+
+def _where(database: Database, quantization: str, kernel: str) -> dict[str, Any]:
+    """The tables that time a kernel; those of the database where it is vLLM's own choice."""
+    if not kernel:
+        return {}
+    if quantization != "fp8_block" or kernel not in timed_kernels(database.system):
+        raise ProfileError(f"{database.system} has no times of {kernel} in {quantization}")
+    source, version, _ = _TIMED[kernel]
+    return {"source": source, "version": version}
 
 
 def _shape(model: Model, block: Experts) -> tuple[int, ...]:
@@ -127,11 +167,16 @@ def _taken_over(database: Database, model: Model, ranks: int, name: str) -> tupl
     fixed_us = float(rows["time_us"].min())
     weights = block.num_experts * _weights(kernel, model.hidden_size, block.intermediate_size // ranks)
     weights_timed = kernel.num_experts * _weights(kernel, kernel.hidden_size, kernel.intermediate_size // ranks)
-    times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights / weights_timed
     share = block.num_used / block.num_experts
     share_timed = kernel.num_experts_per_token / kernel.num_experts
-    stretched = MeasuredCurve(timed.sizes * share_timed / share, times)
-    return MeasuredCurve(timed.sizes, stretched.at(timed.sizes)), num_dropped
+    return stretched(timed, fixed_us, weights / weights_timed, share / share_timed), num_dropped
+
+
+def stretched(timed: MeasuredCurve, fixed_us: float, weights: float, share: float) -> MeasuredCurve:
+    """Times over tokens of experts with `weights` times the weights of those that were timed, and of which a token uses
+    `share` times the share; `fixed_us` of each time does not grow."""
+    times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights
+    return MeasuredCurve(timed.sizes, MeasuredCurve(timed.sizes / share, times).at(timed.sizes))
 
 
 def copying_work(model: Model, kernel: str) -> tuple[int, int]:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve, measured_curve
-from simulator.importers.aiconfigurator.rules import SUSTAINED
+from simulator.importers.aiconfigurator.rules import SUSTAINED, TRTLLM
 from simulator.profile.profile import ProfileError
 
 _CLEAR = 4.0
@@ -69,7 +69,9 @@ class Gemms:
         times = np.asarray(sum(weight * curve.at(sizes) for weight, curve in corners))
         if dtype == "fp8" and self._has_static_scales:
             times = np.maximum(times - self._scales_us(k, sizes), times / 2)
-        return MeasuredCurve(sizes, times).slowed(SUSTAINED)
+        curve = MeasuredCurve(sizes, times)
+        has_random_data = self._database.backend == TRTLLM and not self._is_taken_over(dtype)
+        return curve if has_random_data else curve.slowed(SUSTAINED)
 
     def row_us(self, dtype: str, n: int, k: int) -> float:
         """Time of one row in the largest measured products of n outputs and k inputs, where a launch weighs least."""
@@ -90,8 +92,14 @@ class Gemms:
         return float((both["time_us"] / both["time_us_plain"]).median())
 
     def _scales_us(self, k: int, sizes: Floats) -> Floats:
-        """Time of computing a scale for each of `sizes` tokens of `k` elements."""
-        rows = self._database.rows("quantize", "computescale_perf", quant_dtype="fp8")
+        """Time of computing a scale for each of `sizes` tokens of `k` elements, and TensorRT-LLM's of scaling them."""
+        tables = (
+            ["computescale_perf", "scale_matrix_perf"] if self._database.backend == TRTLLM else ["computescale_perf"]
+        )
+        return np.asarray(sum(self._quantizing_us(table, k, sizes) for table in tables))
+
+    def _quantizing_us(self, table: str, k: int, sizes: Floats) -> Floats:
+        rows = self._database.rows("quantize", table, quant_dtype="fp8")
         if rows.empty:
             raise ProfileError(f"{self._database.system}/{self._database.version} has no times of FP8 scales")
         near = min(rows["k"].unique(), key=lambda size: abs(size - k))
@@ -99,9 +107,14 @@ class Gemms:
         self.num_dropped += dropped
         return curve.at(sizes) * (k / near)
 
+    def _is_taken_over(self, dtype: str) -> bool:
+        """Whether the times are vLLM's: TensorRT-LLM's products in NVFP4 were timed without its autotuner."""
+        return self._database.backend == TRTLLM and dtype == "nvfp4"
+
     def _of(self, dtype: str) -> pd.DataFrame:
         if dtype not in self._rows:
-            rows = self._database.rows("gemm", "gemm_perf", gemm_dtype=dtype)
+            source = "vllm" if self._is_taken_over(dtype) else None
+            rows = self._database.rows("gemm", "gemm_perf", source=source, gemm_dtype=dtype)
             if rows.empty:
                 raise ProfileError(f"{self._database.system}/{self._database.version} has no GEMMs in {dtype}")
             self._rows[dtype] = rows[["m", "n", "k", "time_us"]]

@@ -22,6 +22,11 @@ Large matrix products run at the power limit of a GPU. The database timed few at
 stay high: 295 TFLOPS with zeros, 257 with random numbers (https://www.thonking.ai/p/strangely-matrix-multiplications).
 Products in 16 bits that the same database timed for SGLang, with random weights, take 6 to 10 % longer on H100, H200
 and B200. So what a product takes beyond that of one token is `SUSTAINED` times as long, fitted as the host's times are.
+
+TensorRT-LLM's operators were timed otherwise (collector/trtllm of ai-dynamo/aiconfigurator): products with random
+weights and inputs, so that `SUSTAINED` is no factor of theirs; attention with the rotary embedding and the KV store,
+which are not counted again. Its products in FP8 contain the search for a scale and the quantisation of the input.
+Checkpoints with static scales need neither: its norms, its activation and its attention write FP8 themselves.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from simulator.models.model import Model
 
 LOGIT_BYTES = 4
 SUSTAINED = 1.1
+TRTLLM = "trtllm"
 _BESIDE, _NOTHING_US = 256, 1e-3
 
 
@@ -75,9 +81,13 @@ def memory_rule(rates: Mapping[str, float]) -> MemoryRule:
     return MemoryRule(1e6 * rates["mem_empirical_constant_latency"], 1e6 / bandwidth)
 
 
-def elementwise_work(model: Model, tensor_parallel_size: int) -> tuple[float, float]:
+def elementwise_work(model: Model, tensor_parallel_size: int, backend: str) -> tuple[float, float]:
     """Kernels of a layer that only move bytes, and bytes per token on one rank: the mean of all layers."""
     kernels = [(count, block.small_kernels(model, tensor_parallel_size)) for count, block in model.blocks]
+    if backend == TRTLLM:
+        kernels += [
+            (-count, block.kernels_with_attention(model, tensor_parallel_size)) for count, block in model.blocks
+        ]
     num_kernels = sum(count * each.num_kernels for count, each in kernels)
     return num_kernels / model.num_layers, sum(count * each.num_bytes for count, each in kernels) / model.num_layers
 

@@ -41,6 +41,10 @@ POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
         "enable_mixed_chunk": [False, True],
         "ignore_eos": [False, False, True],
     },
+    "trtllm": {
+        "capacity_scheduler_policy": ["guaranteed_no_evict", "max_utilization", "max_utilization", "static_batch"],
+        "context_chunking_policy": ["first_come_first_served", "equal_progress"],
+    },
 }
 """Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""
 OWN_POLICY = "tests.engine.fuzz.outputs_fit:OutputsFit"
@@ -55,17 +59,12 @@ UNSHARED: dict[str, Any] = {
     "recompute_token_us": None,
 }
 """Options that go with contiguous reservations."""
-RADIX: dict[str, Any] = {
-    "eviction": "radix",
-    "allocation": "chunk",
-    "admission": "full_prompt",
-    "preemption": "recompute",
-    "recompute_token_us": None,
-    "max_padding": None,
-    "long_prefill_token_threshold": 0,
-    "watermark": 0.0,
-}
-"""Options that go with `policy=sglang`."""
+
+
+def needs_of(policy: str) -> dict[str, Any]:
+    """Options that a policy needs, if any, and what goes with them."""
+    needs = dict(POLICIES[policy].needs)
+    return needs | {"recompute_token_us": None, "watermark": 0.0} if needs else needs
 
 
 def random_options(rng: random.Random) -> SchedulerOptions:
@@ -132,7 +131,7 @@ def draw_policy(
             case.priority = 0 if case.arrival_step else rng.randint(1, 3)
         if policy == "static" and rng.random() < 0.2:  # it ends while others of its batch wait for what comes back
             case.tokens = case.tokens[: case.num_prompt_tokens + 1]
-    return replace(options, policy=policy, options=own, victim=victim, **(RADIX if policy == "sglang" else {}))
+    return replace(options, policy=policy, options=own, victim=victim, **needs_of(policy))
 
 
 def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
@@ -152,8 +151,8 @@ def for_supply(workload: Workload) -> Workload:
     return replace(workload, cases=cases, options=options, contiguous=None, num_drafts=None, num_lanes=1)
 
 
-def for_radix(workload: Workload) -> Workload:
-    """The workload without what does not go with a radix tree."""
+def for_own_cache(workload: Workload) -> Workload:
+    """The workload without what does not go with a rule of eviction that a policy has for itself."""
     cases = [replace(case, num_sequences=1) for case in workload.cases]
     return replace(
         workload,
@@ -237,8 +236,8 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
         spare_blocks = [1, most // 2, most, 2 * most]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
-    is_radix = options.policy == "sglang"
-    preemption = "recompute" if is_radix else preemption
+    has_own_cache = bool(POLICIES[options.policy].needs)
+    preemption = "recompute" if has_own_cache else preemption
     num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
     token_us = 1.0 if preemption == "auto" else None
     options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
@@ -261,8 +260,8 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
-    if is_radix:
-        return for_radix(workload)
+    if has_own_cache:
+        return for_own_cache(workload)
     workload = with_memory_scheme(workload, random.Random(f"memory {seed}"))
     workload = with_drafts_ahead(workload, random.Random(f"drafts {seed}"))
     return for_supply(workload) if makes_supply else workload

@@ -45,7 +45,7 @@ def queue_key(workload: Workload, scheduler: Scheduler, sequence: Sequence) -> t
 
 def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, now: int) -> None:
     """Prove, after a plan was made, that admissions were in order and that the next in the queue could not enter."""
-    if workload.options.policy == "sglang":  # it keeps free what it expects others to need
+    if workload.options.policy in ("sglang", "trtllm"):  # they keep free what they expect others to need
         return
     queue, is_fair = scheduler.waiting, isinstance(scheduler.waiting, TenantQueue)
     head = queue.head if queue else None
@@ -145,7 +145,7 @@ def check_findable(workload: Workload, scheduler: Scheduler) -> None:
     finds = workload.num_drafts is None or workload.options.options.get("finds_verified", False)
     if not workload.options.enable_prefix_caching or scheduler.plans_ahead or not finds:
         return
-    if workload.options.eviction == "radix":  # what is generated is cached at its end
+    if scheduler.blocks.finds_late:  # what is generated is cached at its end
         return
     for running in (planner.running for planner in scheduler._planners if not planner.running.flights):
         for sequence in running.decodes.findable:
@@ -161,7 +161,7 @@ def check_found_ahead(
     """Where steps are planned ahead, all full blocks of known tokens that decodes have computed can be found when they
     are planned: only those that the step under way brings, so many of each, are not known."""
     running, options = scheduler._planners[plan.lane].running, workload.options
-    if not options.enable_prefix_caching or options.eviction == "radix":
+    if not options.enable_prefix_caching or scheduler.blocks.finds_late:
         return
     if not plan.num_decodes:
         return

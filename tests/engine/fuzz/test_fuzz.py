@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from tests.engine.fuzz.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, RADIX, for_radix, random_workload
+from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, for_own_cache, needs_of, random_workload
 from tests.engine.fuzz.mutants.all_mutants import FOR_A_COMMIT, MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.soundness import check_workload
@@ -58,7 +58,7 @@ def small_workloads(draw: st.DrawFn) -> Workload:
         "preemption": preemption,
         "recompute_token_us": 1.0 if preemption == "auto" else None,
         **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(names)))},
-        **(RADIX if policy == "sglang" else {}),
+        **needs_of(policy),
     }
     workload = Workload(
         cases,
@@ -70,7 +70,7 @@ def small_workloads(draw: st.DrawFn) -> Workload:
         num_host_blocks=draw(st.sampled_from([2, 8])) if preemption in ("swap", "auto") else 0,
         transfer_block_us=0.4 * block_size,
     )
-    return for_radix(workload) if policy == "sglang" else workload
+    return for_own_cache(workload) if needs_of(policy) else workload
 
 
 @given(small_workloads())

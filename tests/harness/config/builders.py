@@ -1,4 +1,4 @@
-"""Checkpoints as `model=hf` reads them."""
+"""Checkpoints as `model=hf` reads them, and configurations of command lines of vLLM."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.config import ModelConfig
+from harness.config import ModelConfig, RunConfig
+from harness.config.command_lines.vllm.serve_line import overrides
 from harness.config.huggingface import resolve_model
+from tests.harness.builders import config
 
 MODELS = Path(__file__).parent / "models"  # keys of published files
+SERVE = "vllm serve Qwen/Qwen3-8B"
 
 
 def published(name: str) -> dict[str, Any]:
@@ -25,3 +28,8 @@ def write(folder: Path, data: object) -> Path:
 def read(path: Path, **given: Any) -> dict[str, Any]:
     """The group `model` of a run with `model.config=<path>` and these keys."""
     return ModelConfig(**resolve_model({"config": str(path), "name": None} | given)).model_dump()
+
+
+def of_line(command: str, *more: str) -> RunConfig:
+    """The configuration of a command line of vLLM, and what is given beside it."""
+    return config(*overrides(command), *more)

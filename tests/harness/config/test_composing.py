@@ -1,15 +1,19 @@
 """A composer that keeps merged files composes what Hydra composes."""
 
 import shlex
+from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.composing import composer
 from harness.config.composing.composer import Composer
 from tests.harness.builders import CONF
 
@@ -29,12 +33,14 @@ SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=o
 
 
 @pytest.fixture(scope="module")
-def loaders() -> tuple[ConfigLoader, Composer]:
+def loaders() -> Iterator[tuple[ConfigLoader, Composer]]:
     """Hydra's own and ours, neither of which has loaded anything."""
     with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        ours = GlobalHydra.instance().config_loader()
-    assert isinstance(ours, Composer)
-    return ours._loader, Composer(ours._loader)
+        loader = GlobalHydra.instance().config_loader()
+    plain = loader._loader if isinstance(loader, Composer) else loader
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composer, "_KEPT", defaultdict(composer._Kept))
+        yield plain, Composer(plain)
 
 
 def all_of(cfg: DictConfig) -> tuple[object, ...]:
@@ -49,6 +55,37 @@ def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, C
     expected = plain.load_configuration("config", shlex.split(line), RunMode.RUN)
     for _ in range(2):  # merged, and kept
         assert all_of(ours.load_configuration("config", shlex.split(line), RunMode.RUN)) == all_of(expected)
+
+
+def rows() -> list[list[str]]:
+    """Every option of every group that Hydra need not merge, in lines with an option of each group."""
+    groups = [folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "experiment"]
+    options = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in groups}
+    most = max(map(len, options.values()))
+    return [[f"{group}={names[place % len(names)]}" for group, names in options.items()] for place in range(most)]
+
+
+@pytest.mark.parametrize("line", rows(), ids=lambda line: "-".join(line)[:40])
+@pytest.mark.sample(3)
+def test_options_that_are_read_from_their_files_are_those_that_hydra_merges(
+    line: list[str], loaders: tuple[ConfigLoader, Composer]
+) -> None:
+    plain, ours = loaders
+    assert len(ours._options(OverridesParser.create().parse_overrides(line))) > len(line) / 2
+    given = [*line, "seed=2"]
+    assert all_of(ours.load_configuration("config", given, RunMode.RUN)) == all_of(
+        plain.load_configuration("config", given, RunMode.RUN)
+    )
+
+
+@pytest.mark.parametrize(
+    "option", ["experiment=vllm", "trace/lengths@trace.prompt=constant", "model@speculation.drafter=tiny"]
+)
+def test_a_choice_that_sets_more_than_its_group_is_for_hydra(
+    option: str, loaders: tuple[ConfigLoader, Composer]
+) -> None:
+    (override,) = OverridesParser.create().parse_overrides([option])
+    assert not loaders[1]._is_option(override)
 
 
 @pytest.mark.parametrize("line", SWEEPS)

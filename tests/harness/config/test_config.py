@@ -51,7 +51,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["scheduler=sglang", "tiers=host"], "tiers.host.gib=64: not with scheduler=sglang"),
         (
             ["scheduler=sglang", "scheduler.preemption=partial"],
-            "scheduler.preemption=partial: not with policy=sglang; scheduler=sglang sets what it needs",
+            "scheduler.preemption=partial: policy=sglang needs preemption=recompute; scheduler=sglang sets it",
         ),
         (
             ["scheduler=sglang", "block_size=512", "max_num_seqs=1", "max_num_batched_tokens=256"],

@@ -5,32 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
-from harness import run
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.known_models import SAME_SIZES
-from harness.config.command_lines.vllm import serve_line as vllm_serve
 from harness.config.command_lines.vllm.flags import NEUTRAL, OTHERS
 from harness.config.command_lines.vllm.import_line import translate
 from harness.config.command_lines.vllm.line import read_line
 from harness.config.command_lines.vllm.serve_line import overrides, serve_command
-from harness.config.parse import parse
-from harness.config.run import RunConfig
-from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
-from tests.harness.builders import CONF, composed, config
-from tests.selection import examples
-
-SERVE = "vllm serve Qwen/Qwen3-8B"
-
-
-def of(command: str, *more: str) -> RunConfig:
-    return config(*overrides(command), *more)
+from tests.harness.builders import CONF, config
+from tests.harness.config.builders import SERVE, of_line
 
 
 @pytest.mark.parametrize(
@@ -38,24 +24,24 @@ def of(command: str, *more: str) -> RunConfig:
     [("h100-80gb", 1024, 8192), ("a100-80gb", 256, 2048), ("l40s", 256, 2048), ("b200", 1024, 16384)],
 )
 def test_defaults_are_those_of_vllm_on_the_device(device: str, num_seqs: int, num_tokens: int) -> None:
-    settings = of(SERVE, f"device={device}")
+    settings = of_line(SERVE, f"device={device}")
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (num_seqs, num_tokens)
     assert settings.scheduler == config("scheduler=vllm").scheduler
 
 
 def test_a_command_line_has_the_front_end_of_a_server_and_what_is_given_beside_it_counts() -> None:
-    assert of(SERVE).frontend == config("frontend=vllm").frontend
-    several = of(f"{SERVE} --api-server-count 3")
+    assert of_line(SERVE).frontend == config("frontend=vllm").frontend
+    several = of_line(f"{SERVE} --api-server-count 3")
     assert several.frontend.processes == 3 and "--api-server-count 3" in serve_command(several)
     beside = config(*expand([f"import_vllm={SERVE} -asc 3", "frontend=none"]).overrides)
     assert beside.frontend == config().frontend
 
 
 def test_defaults_depend_on_one_another() -> None:
-    assert of(f"{SERVE} --max-num-batched-tokens 512").max_num_seqs == 512
-    assert of(f"{SERVE} --max-num-seqs 1 --max-model-len 4k").max_num_batched_tokens == 4000
-    assert of(f"{SERVE} --no-enable-chunked-prefill").max_num_batched_tokens == 40960
-    assert of(SERVE, "max_num_batched_tokens=512").max_num_seqs == 512
+    assert of_line(f"{SERVE} --max-num-batched-tokens 512").max_num_seqs == 512
+    assert of_line(f"{SERVE} --max-num-seqs 1 --max-model-len 4k").max_num_batched_tokens == 4000
+    assert of_line(f"{SERVE} --no-enable-chunked-prefill").max_num_batched_tokens == 40960
+    assert of_line(SERVE, "max_num_batched_tokens=512").max_num_seqs == 512
 
 
 @pytest.mark.parametrize(
@@ -91,7 +77,7 @@ def test_a_flag_sets_its_key(flags: str, override: str) -> None:
 
 
 def test_the_pool_is_as_large_as_the_flag_says() -> None:
-    settings = of(f"{SERVE} --kv-cache-memory-bytes 4G")
+    settings = of_line(f"{SERVE} --kv-cache-memory-bytes 4G")
     assert settings.kv_cache_memory_bytes == 4 * 2**30
     assert "--kv-cache-memory-bytes 4294967296" in serve_command(settings)
     assert "num_blocks=9" in overrides(f"{SERVE} --kv-cache-memory-bytes 4G --num-gpu-blocks-override 9")
@@ -100,11 +86,11 @@ def test_the_pool_is_as_large_as_the_flag_says() -> None:
 
 def test_speculation() -> None:
     ngram = json.dumps({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3})
-    settings = of(f"{SERVE} --speculative-config '{ngram}'")
+    settings = of_line(f"{SERVE} --speculative-config '{ngram}'")
     assert settings.speculation.kind == "ngram"
     assert (settings.speculation.prompt_lookup_min, settings.speculation.prompt_lookup_max) == (3, 3)
     drafter = json.dumps({"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 2})
-    settings = of(f"{SERVE} --speculative-config '{drafter}'")
+    settings = of_line(f"{SERVE} --speculative-config '{drafter}'")
     assert settings.speculation.kind == "draft_model" and settings.speculation.drafter is not None
     assert settings.speculation.drafter.name == "Qwen/Qwen3-0.6B"
     for method in ("eagle3", "mtp", "deepseek_mtp", "qwen3_next_mtp"):
@@ -125,15 +111,15 @@ def test_speculation() -> None:
     ],
 )
 def test_drafts_are_planned_ahead_as_in_vllm(flags: str, is_ahead: bool, method: str) -> None:
-    settings = of(f"{SERVE} -sc.num_speculative_tokens 3 {flags}")
+    settings = of_line(f"{SERVE} -sc.num_speculative_tokens 3 {flags}")
     line = serve_command(settings)
     assert settings.scheduler.async_scheduling == is_ahead and f'"method": "{method}"' in line
-    assert of(line) == settings
+    assert of_line(line) == settings
 
 
 def test_models_are_found_by_their_names(tmp_path: Path) -> None:
-    assert of("vllm serve meta-llama/Llama-3.1-8B-Instruct").model.name == "meta-llama/Llama-3.1-8B"
-    assert of("vllm serve Qwen/Qwen3-8B-FP8").quantization == "fp8_block"
+    assert of_line("vllm serve meta-llama/Llama-3.1-8B-Instruct").model.name == "meta-llama/Llama-3.1-8B"
+    assert of_line("vllm serve Qwen/Qwen3-8B-FP8").quantization == "fp8_block"
     names = {yaml.safe_load(path.read_text())["name"] for path in (CONF / "model").glob("*.yaml")}
     assert set(SAME_SIZES.values()) <= names and not set(SAME_SIZES) & names
     shape = {
@@ -144,27 +130,28 @@ def test_models_are_found_by_their_names(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(shape))
-    assert of(f'vllm serve "{folder}" --max-num-seqs 8').model.num_layers == 2
+    assert of_line(f'vllm serve "{folder}" --max-num-seqs 8').model.num_layers == 2
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text("name: me/own\n")
     assert "model=own" in translate("vllm serve me/own", (), [CONF, tmp_path]).overrides
 
 
 def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
-    ranks = of(f"{SERVE} -dp 3")
+    ranks = of_line(f"{SERVE} -dp 3")
     assert (ranks.replicas, ranks.router.rule, ranks.router.view_delay_ms) == (3, "vllm_balancer", 100)
-    together = of("vllm serve Qwen/Qwen3-30B-A3B -dp 4 -tp 2 -ep")
+    together = of_line("vllm serve Qwen/Qwen3-30B-A3B -dp 4 -tp 2 -ep")
     assert (together.data_parallel_size, together.expert_parallel, together.replicas) == (4, True, 1)
     assert (together.num_gpus, together.num_servers, together.router.rule) == (8, 4, "vllm_balancer")
     assert "--data-parallel-size 4 --enable-expert-parallel" in serve_command(together)
     for model in ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5"):  # whose layers are listed as blocks
-        apart = of(f"vllm serve {model} -dp 8 -ep")
+        apart = of_line(f"vllm serve {model} -dp 8 -ep --all2all-backend deepep_low_latency")
+        assert "--all2all-backend deepep_low_latency" in serve_command(apart)
         assert (apart.data_parallel_size, apart.expert_parallel, apart.replicas) == (8, True, 1)
-    whole = of("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --enable-expert-parallel")
+    whole = of_line("vllm serve Qwen/Qwen3-30B-A3B -tp 4 --enable-expert-parallel")
     assert (whole.data_parallel_size, whole.expert_parallel, whole.num_expert_ranks) == (1, True, 4)
     assert "--tensor-parallel-size 4 --enable-expert-parallel" in serve_command(whole)
     assert together.num_expert_ranks == 8 and together.scheduler.async_scheduling
-    stages = of(f"{SERVE} -pp 2 -dp 1")
+    stages = of_line(f"{SERVE} -pp 2 -dp 1")
     assert (stages.pipeline_parallel_size, stages.replicas, stages.scheduler.async_scheduling) == (2, 1, False)
     found = translate(f"""{SERVE} --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}'""")
     assert any("fleet=disaggregated has both sides" in note for note in found.notes)
@@ -179,6 +166,7 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
         (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: no JSON object"),
         (f"{SERVE} --kv-transfer-config.kv_connector LMCacheConnectorV1", "'LMCacheConnectorV1' is not simulated"),
         (f"{SERVE} --enable-lora", "--enable-lora"),
+        (f"{SERVE} --all2all-backend pplx", "--all2all-backend pplx: not simulated"),
         (f"{SERVE} --kv-cache-dtype fp8_ds_mla", "--kv-cache-dtype fp8_ds_mla"),
         (f"{SERVE} --quantization bitsandbytes", "--quantization bitsandbytes"),
         (f"{SERVE} --quantization compressed-tensors", "--quantization compressed-tensors"),
@@ -207,7 +195,7 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
         (f"{SERVE} --speculative-config.method {'9' * 5000}", "needs num_speculative_tokens"),
         ("vllm serve", "names no model"),
         ("vllm serve Qwen/Qwen3-9B", "did you mean 'Qwen/Qwen3-"),
-        ("vllm serve Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "did you mean 'Qwen/Qwen3-235B-A22B'"),
+        ("vllm serve Qwen/Qwen3-235B-A22B-Chat-FP8", "did you mean 'Qwen/Qwen3-235B-A22B'"),
         ("vllm serve Owen/Qven3-8B", "did you mean 'Qwen/Qwen3-8B'"),
         ("python serve.py", "must be a command line that starts with vllm serve"),
         ("vllm serve 'Qwen", "not a command line"),
@@ -242,108 +230,3 @@ def test_what_is_given_beside_it_counts() -> None:
     assert expand(["model=tiny"]).overrides == ["model=tiny"]
     with pytest.raises(ConfigError, match="2 times"):
         expand([command, command])
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "",
-        "--max-num-seqs 100 --max-num-batched-tokens 4096 --block-size 32 --gpu-memory-utilization 0.85",
-        "-tp 2 --max-model-len 8192 --kv-cache-dtype fp8 --quantization fp8 --dtype float16",
-        "--scheduling-policy priority --long-prefill-token-threshold 512 --no-enable-prefix-caching",
-        "--no-enable-chunked-prefill --no-scheduler-reserve-full-isl --no-async-scheduling",
-        "--num-gpu-blocks-override 5000 -sc.method ngram -sc.num_speculative_tokens 3",
-        "-sc.model Qwen/Qwen3-0.6B -sc.num_speculative_tokens 3",
-        "--spec-method ngram_gpu --spec-tokens 2",
-        "--spec-method ngram --spec-tokens 2 --device_memory_utilization 0.8",
-    ],
-)
-@pytest.mark.sample(4)
-def test_there_and_back(flags: str) -> None:
-    settings = of(f"{SERVE} {flags}")
-    line = serve_command(settings)
-    assert "#" not in line
-    assert of(line) == settings
-
-
-_PARTS = (
-    "", "--max-num-seqs 77", "--max-num-batched-tokens 3000", "--max-model-len 9000", "--block-size 32", "-tp 2",
-    "--gpu-memory-utilization 0.8", "--kv-cache-dtype fp8", "-q fp8", "--dtype half", "--kv-cache-memory-bytes 8G",
-    "--num-gpu-blocks-override 5000", "--scheduling-policy priority", "--long-prefill-token-threshold 512",
-    "--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--no-scheduler-reserve-full-isl",
-    "--no-async-scheduling", "--async-scheduling", "-asc 3", "--enforce-eager", "--max-cudagraph-capture-size 128",
-)  # fmt: skip
-_LAST = ("", "-pp 2", "-sc.method eagle3 -sc.num_speculative_tokens 3", "--spec-method ngram --spec-tokens 4")
-
-
-@examples(12)
-@given(
-    parts=st.sets(st.sampled_from(_PARTS), max_size=6),
-    last=st.sampled_from(_LAST),
-    version=st.sampled_from(("", "  # vLLM 0.11.0", "  # vLLM 0.19.1", "  # vLLM 0.27.0", "  # vLLM 0.33.0")),
-)
-def test_a_line_is_the_same_server_on_the_way_back(parts: set[str], last: str, version: str) -> None:
-    chosen = sorted(parts - ({"--kv-cache-memory-bytes 8G"} if "--num-gpu-blocks-override 5000" in parts else set()))
-    try:
-        settings = of(" ".join((SERVE, *chosen, last)) + version)
-    except ConfigError as error:  # what vLLM has and the simulation has not
-        assert "async_scheduling" in str(error) or "max_num_batched_tokens" in str(error)
-        return
-    assert of(serve_command(settings)) == settings
-
-
-@examples(8)
-@given(
-    device=st.sampled_from(("h100-80gb", "a100-80gb", "b200", "l40s", "h200")),
-    model=st.sampled_from(("qwen3-8b", "qwen3-32b", "gpt-oss-20b", "llama-3.1-8b")),
-    more=st.sampled_from(("max_num_seqs=64", "engine.vllm_version=0.11.0", "speculation=ngram", "quantization=fp8")),
-)
-def test_the_default_is_a_server_of_vllm(device: str, model: str, more: str) -> None:
-    """What a line of the default starts is what was simulated."""
-    settings = parse(composed(f"model={model}", f"device={device}", more))
-    line = serve_command(settings)
-    assert "not in vLLM" not in line
-    assert parse(composed(*overrides(line), f"device={device}")) == settings
-
-
-def test_what_vllm_has_no_flag_for_is_named() -> None:
-    line = serve_command(
-        config("scheduler=sjf", "tiers=host", "quantization=int4", "scheduler.options.relative_error=1")
-    )
-    command, _, comment = line.partition("  # not in vLLM: ")
-    for setting in ("scheduler.policy=sjf", "tiers.host.gib=", "quantization=int4", "relative_error", "victim="):
-        assert setting in comment
-    assert "--quantization" not in command
-    assert overrides(line) == overrides(command)
-
-
-def test_the_fixed_scheduler_is_that_of_the_option() -> None:
-    scheduler = config("scheduler=vllm").scheduler
-    assert {key: getattr(scheduler, key) for key in vllm_serve._FIXED} == vllm_serve._FIXED
-
-
-def test_the_line_has_a_length_that_the_pool_holds() -> None:
-    long = ("model=llama-3.1-70b", "tensor_parallel_size=2", "scheduler=vllm")
-    table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [9], "num_output_tokens": [2]})
-    found = run(*long, "arrival=trace", "plots=false", trace=table)
-    tokens = found.summary["num_blocks"] * 16
-    assert tokens < 131_072
-    assert f" --max-model-len {tokens} " in found.summary["vllm_command"]
-    assert any(
-        f"holds {tokens:,} tokens" in note and f"max_model_len={tokens} fits" in note for note in found.summary["notes"]
-    )
-    assert serve_line(parse(composed(*long))) == found.summary["vllm_command"], "the line of searches"
-    roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
-    assert "--max-model-len" not in roomy.summary["vllm_command"]
-    assert not any("refuses to start" in note for note in roomy.summary["notes"])
-
-
-@pytest.mark.parametrize(("tokens", "said"), [("512", True), ("4096", False), (None, False)])
-def test_a_step_that_cannot_hold_the_longest_prompt_is_named(tokens: str | None, said: bool) -> None:
-    """vLLM 0.27 refused 512 with a length of 4,096."""
-    line = f"{SERVE} --max-model-len 4096 --no-enable-chunked-prefill" + f" --max-num-batched-tokens {tokens}" * bool(
-        tokens
-    )
-    table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [9], "num_output_tokens": [2]})
-    notes = run(f"import_vllm={line}", "arrival=trace", "plots=false", trace=table).summary["notes"]
-    assert any("prompts are not cut" in note and "refuses to start" in note for note in notes) is said

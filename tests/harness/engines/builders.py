@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -39,7 +39,7 @@ from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
 from simulator.fleet import Fleet
 from simulator.replica import Replica
-from tests.policies import ON_ANY_POOL, SGLANG
+from tests.policies import ON_ANY_POOL, SGLANG, TRTLLM
 
 SHAPE = {
     "name": "twin", "num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -256,7 +256,10 @@ def run_twin(
     return recorder
 
 
-OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in ON_ANY_POOL} | {"sglang": SGLANG}
+OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in ON_ANY_POOL} | {
+    "sglang": SGLANG,
+    "trtllm": replace(TRTLLM, options={"capacity_scheduler_policy": "max_utilization"}),
+}
 OPTIONS["vllm"] = SchedulerOptions(
     watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
 )

@@ -59,6 +59,17 @@ def test_a_pool_is_as_the_run_but_for_its_own_keys() -> None:
     assert whole.num_gpus == 2 * 1 + 3 * 2 and whole.num_servers == 5
 
 
+def test_a_pool_can_be_ranks_that_share_out_experts() -> None:
+    ranks = ("fleet.prefill.data_parallel_size=2", "fleet.prefill.expert_parallel=true", "fleet.decode.replicas=1",
+             "fleet.decode.tensor_parallel_size=4", "model=qwen3-30b-a3b")  # fmt: skip
+    whole = config(*APART, *ranks)
+    (_, prefill), (_, decode) = pools_of(whole)
+    assert (prefill.num_expert_ranks, decode.num_expert_ranks) == (2, 1)
+    assert (whole.num_servers, whole.num_gpus) == (2 * 2 + 1, 2 * 2 + 4)
+    with pytest.raises(ConfigError, match="fleet.prefill.data_parallel_size=2: ranks that share the experts' matrices"):
+        config(*APART, ranks[0], "model=qwen3-30b-a3b")
+
+
 def test_a_fleet_whose_requests_are_all_rejected_has_no_prompt_on_any_server() -> None:
     lengths = ("trace=synthetic", "trace/lengths@trace.prompt=constant", "trace.prompt.value=500")
     servers = served(*lengths, "kv_cache_memory_bytes=6000000", "trace.num_requests=5").summary["servers"]

@@ -105,6 +105,7 @@ def arrivals_of(kind: str) -> Any:
     return OpenLoop(times)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["open", "closed"])
 @pytest.mark.parametrize("name", ["least_requests", "prefix_affinity", "power_of_two", "round_robin", "least_tokens"])
 def test_a_simulated_fleet_decides_as_real_engines_behind_the_same_router(name: str, kind: str) -> None:

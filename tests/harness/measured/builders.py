@@ -13,7 +13,7 @@ import pytest
 
 from harness.config import RunConfig
 from harness.engines.resolving import calibration_files
-from harness.errors import MeasuredRunError
+from harness.errors import TwinServeError
 from harness.measured import load_measured
 from harness.measured.measured_run import requests_table
 from harness.results.stored.files import CALIBRATION, VALIDATION
@@ -123,7 +123,7 @@ def fitted_on(path: Path, **on: Any) -> Path:
 
 def refusal(name: str, workload: Path | None = None) -> str:
     """The one line with which a measured run is refused."""
-    with pytest.raises(MeasuredRunError) as caught:
+    with pytest.raises(TwinServeError) as caught:
         load_measured(name, None if workload is None else str(workload))
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import TwinServeError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import MAX_SPAN_S
+from simulator.quantities import MAX_TOKENS
 from tests.harness.measured.builders import (
     FILES,
     NAMES,

@@ -51,6 +51,8 @@ def test_a_user_gets_the_settings_of_the_page(server: object) -> None:
     asked = [f"validation.select.model_path={server.model_path}", f"device={server.device}"]
     if server.row_version:
         asked.append(f"validation.select.backend_version={server.row_version}")
+    if server.row_day:
+        asked.append(f"validation.select.day={server.row_day}")
     found, note = with_server([*ROWS, *asked, f"validation.select.precision={server.precision}"])
     settings = [f"{key}={value}" for key, value in server.settings().items()]
     assert set(settings) <= set(found) and note is not None and server.vllm_version in note

@@ -12,6 +12,8 @@ import yaml
 from experiments import PLAIN
 from harness import run
 from harness.errors import MeasuredRunError
+from harness.measured.llm_d import read_aggregates
+from tests.fuzzing.inputs import LLM_D
 from tests.harness.measured.builders import compare, refusal
 
 SENT = ("trace=synthetic", "arrival=closed_loop", "arrival.concurrency=4", "trace.num_requests=30")
@@ -97,3 +99,11 @@ def test_a_benchmark_report_of_llm_d_has_the_same_aggregates(tmp_path: Path) -> 
     path.write_text(yaml.safe_dump({"version": "0.1", "metrics": {}}))
     with pytest.raises(MeasuredRunError, match="no results.request_performance.aggregate"):
         compare(f"llm_d:{path}", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("duration", "seconds"), [("PT49.97S", 49.97), ("PT1H2M3.S", 3723), ("PT1.2.3S", None), ("PT.S", None), (5, None)]
+)
+def test_durations_of_llm_d(duration: Any, seconds: float | None, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({**LLM_D, "run": {"time": {"duration": duration}}}))
+    assert read_aggregates(tmp_path / "a.json")["duration"] == seconds

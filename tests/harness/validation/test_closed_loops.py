@@ -11,13 +11,14 @@ import pytest
 
 from harness.config import parse
 from harness.errors import MeasuredRunError
-from harness.measured.inferencex import read_rows
+from harness.measured.inferencex import Labels, read_rows
 from harness.studies.comparison.drawing import draw
 from harness.validation.closed_loops import simulate_row, system_of, with_errors
 from harness.validation.validate import validate
 from tests.harness.builders import composed
 from tests.harness.measured.builders import ROW
 
+DAYS = ("2026-03-27", "2026-04-03", "2026-04-22")
 SETTINGS = (
     "model=llama-3.1-70b", "++model.quantization=fp8", "device=h100-80gb", "scheduler=vllm", "cost=profiled",
     "plots=false",
@@ -54,6 +55,30 @@ def test_gpus_that_share_out_experts_alone_and_as_ranks_with_clients_of_their_ow
         written(tmp_path, {"backend": "sglang"}, *({**each, "backend": "sglang"} for each in (shared, ranks))), {}
     )
     assert other.table["id"].tolist() == ["0"]
+
+
+def test_scripts_say_which_layouts_rows_had_that_are_labelled_with_ranks(tmp_path: Path) -> None:
+    ranks = {"moe_ep_size": 4, "attention_dp_size": 2}
+    path = written(tmp_path, {}, {"moe_ep_size": 2, "osl": 8}, ranks, {**ranks, "batch_size": 8}, {**ranks, "isl": 512})
+    columns = ["tensor_parallel_size", "data_parallel_size", "expert_parallel", "concurrency"]
+    wanted = [
+        (Labels({256: 16}), {(2, 1, False, 4), (2, 1, True, 4), (2, 1, True, 8), (1, 2, True, 16)}),
+        (Labels({}), {(2, 1, False, 4), (2, 1, True, 4), (2, 1, True, 8), (2, 1, True, 16)}),
+        (Labels({}, shares_experts=False), {(2, 1, False, 4), (2, 1, False, 8), (2, 1, False, 16)}),
+    ]
+    for labels, found in wanted:
+        rows = read_rows(path, {}, labels).table
+        assert set(rows[columns].itertuples(index=False, name=None)) == found
+
+
+def test_rows_are_chosen_by_the_start_of_the_day_on_which_they_were_measured(tmp_path: Path) -> None:
+    told = "db-dump/2026-04-27; measured={}T00:00:00.000Z; image=vllm/vllm-openai:v0.17.0"
+    days = [{"silicon_data_source": told.format(day), "osl": place + 8} for place, day in enumerate(DAYS)]
+    path = written(tmp_path, *days, {"silicon_data_source": "gap-analysis.csv"})
+    for start, ids in (("2026-04", ["1", "2"]), ("2026-04-2", ["2"]), ("", ["0", "1", "2", "3"])):
+        assert sorted(read_rows(path, {"day": start}).table["id"]) == ids
+    with pytest.raises(MeasuredRunError, match="no row with day=2025"):
+        read_rows(path, {"day": "2025"})
 
 
 def test_rows_of_ranks_are_simulated_as_ranks(tmp_path: Path) -> None:

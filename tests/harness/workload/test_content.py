@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
-from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.content import block_identities, request_factory
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace, trace_table
+from simulator.quantities import MAX_TOKENS
 
 
 def shared_blocks(trace: Trace, block_size: int) -> int:

@@ -16,10 +16,10 @@ from harness.config import (
     TraceConfig,
     UniformLengths,
 )
-from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import ConfigError
 from harness.workload.readers import load_trace
 from harness.workload.sampling import draw_lengths, sharegpt
+from simulator.quantities import MAX_TOKENS
 from tests.harness.builders import TRACES, config
 
 REAL = TRACES / "sharegpt"

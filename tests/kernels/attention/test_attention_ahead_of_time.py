@@ -5,6 +5,7 @@ The loop over the context must wait for one tile of keys and values only, while 
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -18,15 +19,17 @@ import torch  # noqa: E402
 
 from kernels.attention.configs import decode_config, latent_config, prefill_config  # noqa: E402
 from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
-from tests.kernels.occupancy import CUOBJDUMP, LIMITS, compile_launch, decode, latent, prefill, recorded  # noqa: E402
+from tests.kernels.launch_calls import decode, latent, prefill  # noqa: E402
+from tests.kernels.occupancy import CUOBJDUMP, LIMITS, compile_launch, recorded  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
 
 HALF, F32 = torch.bfloat16, torch.float32
-FAST = {(90, 128, 2, HALF, 0), (100, 64, 8, HALF, 128)}
+FOR_A_COMMIT = (90, 128, 2, HALF, 0)
+FAST = {FOR_A_COMMIT, (100, 64, 8, HALF, 128)}
 SHAPES = [
-    pytest.param(*shape, marks=[] if shape in FAST else pytest.mark.slow)
+    pytest.param(*shape, marks=[] if shape == FOR_A_COMMIT else pytest.mark.long if shape in FAST else pytest.mark.slow)
     for capability in LIMITS
     for head_dim, group, cache, *window in [
         (128, 2, HALF), (64, 1, HALF), (80, 5, HALF), (96, 7, HALF), (128, 16, HALF), (256, 4, HALF),
@@ -73,9 +76,8 @@ def test_prefill(capability: int, head_dim: int, group: int, cache: torch.dtype,
 @pytest.mark.parametrize(
     ("capability", "tokens"),
     [
-        pytest.param(capability, tokens, marks=[] if (capability, tokens) == (90, 1) else pytest.mark.slow)
-        for capability in LIMITS
-        for tokens in (1, 2048)
+        pytest.param(*each, marks=pytest.mark.long if each == (90, 1) else pytest.mark.slow)
+        for each in itertools.product(LIMITS, (1, 2048))
     ],
 )
 def test_latent_attention(capability: int, tokens: int) -> None:

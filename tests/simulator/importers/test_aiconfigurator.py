@@ -119,6 +119,9 @@ def test_a_family_is_read_from_the_version_asked_for_or_the_newest_before_it(roo
     assert newest.version == "0.19.0"  # not 0.9.0, which is larger as a text
     times = [base.rows("gemm", "gemm_perf", m=1, n=32, k=32)["time_us"].item() for base in (newest, old)]
     assert times == pytest.approx([gemm_us(1, 32, 32), 3 * gemm_us(1, 32, 32)])
+    asked = newest.rows("gemm", "gemm_perf", version="0.9.0", m=1, n=32, k=32)["time_us"].item()
+    assert asked == times[1] and newest.versions == {"gemm": "0.9.0"}
+    newest.rows("gemm", "gemm_perf", m=1)
     newest.rows("attention", "context_attention_perf")
     assert newest.versions == {"gemm": "0.19.0", "attention": "0.9.0"}
 

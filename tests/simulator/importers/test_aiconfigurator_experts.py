@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.importers.aiconfigurator.experts import KERNELS, copying_work, experts
+from simulator.importers.aiconfigurator.experts import CUTLASS, KERNELS, TRITON, copying_work, experts, timed_kernels
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import ProfileError
 from tests.simulator.builders import QWEN, resized
@@ -72,7 +72,12 @@ def test_padding_is_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "ranks", "kernel", "message"),
     [
-        ({}, 1, "other", "no expert kernel 'other' for .* in mxfp4 .there: marlin for mxfp4, mxfp4_mxfp8 for mxfp4."),
+        (
+            {},
+            1,
+            "other",
+            "no expert kernel 'other' for .* in mxfp4 .there: marlin for mxfp4, .*, triton for mxfp4.",
+        ),
         ({"quantization": QUANTIZATIONS["int4"]}, 1, "marlin", "no expert kernel 'marlin' for .* in int4"),
         ({"num_experts": 0}, 1, "marlin", "no expert kernel"),
         ({}, 8, "marlin", "made_up/1.0 has no experts in int4_wo on 8 GPUs"),
@@ -83,6 +88,35 @@ def test_padding_is_what_is_read() -> None:
 def test_what_was_not_timed_is_refused_by_name(changes: dict[str, Any], ranks: int, kernel: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         experts(Tables(), resized(GPT_OSS, **changes), ranks, kernel)  # type: ignore[arg-type]
+
+
+def test_kernels_that_others_timed_are_read_where_they_were_timed() -> None:
+    class Timed:
+        system, version = "h200_sxm", "1.0"
+
+        def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+            us = 12.0 if (where.get("source"), where.get("version")) == ("trtllm", "1.3.0rc20") else 5.0
+            return pd.DataFrame({"num_tokens": [1, 8], "time_us": us})
+
+    model = resized(GPT_OSS, moe_intermediate_size=2048, quantization=QUANTIZATIONS["fp8_block"])
+    times = [float(experts(Timed(), model, 4, kernel)[0].at(1)) for kernel in ("", CUTLASS)]  # type: ignore[arg-type]
+    assert times == [5.0, 12.0] and timed_kernels("h200_sxm") == [CUTLASS] and timed_kernels("l40s") == []
+    with pytest.raises(ProfileError, match="h200_sxm has no times of triton_experts in fp8_block"):
+        experts(Timed(), model, 4, TRITON)  # type: ignore[arg-type]
+
+
+def test_whole_experts_stand_in_where_blocks_cannot_be_split() -> None:
+    class Timed:
+        system, version = "made_up", "1.0"
+
+        def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+            times = {(2, 1): 30.0, (4, 1): 20.0, (1, 8): 15.0}
+            found = times.get((where["moe_tp_size"], where["moe_ep_size"]))
+            return pd.DataFrame({"num_tokens": [1, 8], "time_us": found}) if found else pd.DataFrame()
+
+    model = resized(GPT_OSS, moe_intermediate_size=1536, quantization=QUANTIZATIONS["fp8_block"])
+    times = [float(experts(Timed(), model, ranks)[0].at(1)) for ranks in (2, 4, 8)]  # type: ignore[arg-type]
+    assert times == [30.0, 20.0, 15.0], "1,536 / 8 is no multiple of 128"
 
 
 def test_padded_inputs_and_outputs_are_copied_by_one_kernel_each() -> None:

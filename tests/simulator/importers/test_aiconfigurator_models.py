@@ -82,7 +82,9 @@ def test_a_few_more_query_heads_stand_in_for_a_number_that_was_not_measured() ->
 
 def test_norms_of_query_and_key_are_two_kernels_of_a_layer() -> None:
     assert QWEN.sizes["qk_norm"]
-    kernels, moved = elementwise_work(QWEN, 2)
-    plain_kernels, plain_moved = elementwise_work(resized(QWEN, qk_norm=False), 2)
+    kernels, moved = elementwise_work(QWEN, 2, "vllm")
+    plain_kernels, plain_moved = elementwise_work(resized(QWEN, qk_norm=False), 2, "vllm")
     assert kernels - plain_kernels == 2
+    # TensorRT-LLM's attention turns queries and keys and stores the KV; it norms both in one kernel with the embedding.
+    assert elementwise_work(QWEN, 2, "trtllm")[0] == kernels - 3
     assert moved - plain_moved == 2 * (16 + 4) * 128 * 2  # reads and writes 16 heads of queries and 4 of keys

@@ -86,8 +86,9 @@ def test_latent_attention_is_timed_as_a_whole_for_the_heads_of_a_rank(name: str,
     where = tables.asked[0][1]
     assert where["num_heads"] == model.sizes["num_attention_heads"] / 8
     assert where["gemm_type"] == ("bfloat16" if name == "glm-5" else "fp8_block")
-    assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096)
-    assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx(100 + 4096**2 * 1e-6)
+    fused, half = (54.4, 2) if table == "mla" else (0.0, 1)  # small kernels that a server fuses; no more than a half
+    assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096 - fused, abs=0.1)
+    assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx((100 + 4096**2 * 1e-6) / half)
 
 
 @pytest.mark.parametrize(("name", "system"), [("deepseek-v3", "b200_sxm"), ("deepseek-v3.2", "b300_sxm")])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from experiments import RESULTS
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
-from simulator.importers.aiconfigurator.other_kernels import float32_router, norm_exchange, with_routing
+from simulator.importers.aiconfigurator.other_kernels import float32_router, norm_exchange, routing_us
 from simulator.models.block import Weights
 from tests.simulator.builders import H100, QWEN, listed
 
@@ -41,14 +43,28 @@ def moved_us(num_bytes: float) -> float:
     return max(2.003, 2.0 + num_bytes / 1024 * 1e-3)
 
 
-@pytest.mark.parametrize("tokens", SIZES)
-def test_a_float32_router_casts_its_input_and_computes_at_the_rate_of_float32(tokens: float) -> None:
-    weights = Weights("router", "float32_router", 256, 3072)
-    found = float(float32_router(Tables(), CURVE, weights, H100).at(tokens))  # type: ignore[arg-type]
-    computing = 2 * 256 * 3072 * tokens / (67e12 * 0.7) * 1e6
-    assert found == pytest.approx(max(float(CURVE.at(tokens)), computing) + moved_us(6 * 3072 * tokens))
-    untimed = float32_router(Tables(has_scaling=False), CURVE, weights, H100)  # type: ignore[arg-type]
-    assert float(untimed.at(1.0)) == pytest.approx(4.0 + 3.0 + 6 * 3072 / 0.5e6)
+@pytest.mark.parametrize(("rows", "columns", "rounds"), [(256, 3072, False), (256, 3072, True), (160, 5120, False)])
+@pytest.mark.parametrize("tokens", [1, 64, 8192])
+def test_a_float32_router_casts_its_input_and_takes_longer_as_measured(
+    rows: int, columns: int, rounds: bool, tokens: int
+) -> None:
+    measured = pd.read_csv(RESULTS / "float32_router.csv").query("rows == @rows and columns == @columns")
+    times = measured[measured["tokens"] == tokens].set_index("precision")["us"]
+    weights = Weights("router", "float32_router", rows, columns)
+    found = float32_router(Tables(), CURVE, weights, H100, rounds=rounds)  # type: ignore[arg-type]
+    beyond = float(found.at(tokens)) - float(CURVE.at(tokens)) - moved_us(6 * columns * tokens)
+    told = max(times["high" if rounds else "highest"] - times["bf16"], 0.0)
+    assert beyond == pytest.approx(told, rel=1e-3 if rows == 256 else 0.5, abs=0.01 if rows == 256 else 1.5)
+
+
+def test_a_float32_router_takes_longer_where_the_rate_is_lower() -> None:
+    weights, a100 = (
+        Weights("router", "float32_router", 256, 3072),
+        replace(H100, flops={"bf16": 312e12, "fp32": 19.5e12}),
+    )
+    slow, fast = (float32_router(Tables(), CURVE, weights, each).at(8.0) for each in (a100, H100))  # type: ignore[arg-type]
+    cast = 4.0 + moved_us(6 * 3072 * 8)
+    assert float(slow) - cast == pytest.approx((float(fast) - cast) * 67 / 19.5)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +78,9 @@ def test_a_float32_router_casts_its_input_and_computes_at_the_rate_of_float32(to
     ],
 )
 def test_kernels_beside_the_experts_choose_those_in_no_groups(name: str, sm_version: int, moved: list[int]) -> None:
-    found = with_routing(Tables(sm_version), listed(name), CURVE)  # type: ignore[arg-type]
-    for tokens in SIZES:
-        beside = sum(moved_us(num_bytes * tokens) for num_bytes in moved)
-        assert float(found.at(tokens)) == pytest.approx(float(CURVE.at(tokens)) + beside)
-    assert with_routing(Tables(), QWEN, CURVE) is CURVE  # type: ignore[arg-type]
+    found = routing_us(Tables(sm_version), listed(name), SIZES) * np.ones(len(SIZES))  # type: ignore[arg-type]
+    assert found.tolist() == pytest.approx([sum(moved_us(num_bytes * each) for num_bytes in moved) for each in SIZES])
+    assert routing_us(Tables(), QWEN, SIZES) == 0.0  # type: ignore[arg-type]
 
 
 def test_norms_over_the_heads_of_all_ranks_exchange_two_sums_for_each_token() -> None:

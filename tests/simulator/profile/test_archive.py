@@ -19,6 +19,12 @@ from tests.simulator.builders import MODEL, OPTIONAL_TABLES, by_tokens, profile,
 SHAPE = {"num_layers": MODEL.num_layers, "hidden_size": MODEL.hidden_size, "vocab_size": MODEL.vocab_size}
 PROFILE = profile(shape=SHAPE, source={"quantization": "none", "kv_cache_dtype": "auto"})
 SLOWER = {"marlin": {"tokens": by_tokens(0.9)}, "piecewise_graphs": {"steps": OPTIONAL_TABLES["steps"]}}
+TOKENS = PROFILE.tables["tokens"]
+IS_FIRST = TOKENS["operator"] == TOKENS["operator"].iloc[0]
+PARTS = {
+    "routing_kernels": TOKENS.assign(time_us=TOKENS["time_us"].where(~IS_FIRST, 7.0)),
+    "tf32_router": TOKENS.assign(time_us=TOKENS["time_us"].where(IS_FIRST, 7.0)),
+}
 
 
 @pytest.fixture
@@ -72,6 +78,18 @@ def test_other_kernels_change_their_tables_only(path: Path) -> None:
     assert "server" not in plain.meta.source and "steps" not in found.tables
     assert found.tables["tokens"]["time_us"].max() == pytest.approx(10 + 0.9 * 512)
     pd.testing.assert_frame_equal(found.tables["attention"], plain.tables["attention"])
+
+
+def test_two_kernels_change_their_operators_of_one_table(path: Path) -> None:
+    changed = {name: {"tokens": table} for name, table in PARTS.items()}
+    write_archive(path, {entry_name(MODEL, 1): Entry(PROFILE, changed)}, "from nowhere")
+    for kernels in (("routing_kernels", "tf32_router"), ("tf32_router", "routing_kernels")):
+        found = find_profile("made_up", MODEL, 1, 8, kernels=kernels)
+        assert found is not None and set(found.tables["tokens"]["time_us"]) == {7.0}
+        assert found.tables["tokens"]["operator"].tolist() == TOKENS["operator"].tolist()
+    single = find_profile("made_up", MODEL, 1, 8, kernels=("routing_kernels",))
+    assert single is not None
+    pd.testing.assert_frame_equal(single.tables["tokens"], PARTS["routing_kernels"].round(3), check_dtype=False)
 
 
 def test_the_largest_graph_is_that_of_the_server(path: Path) -> None:

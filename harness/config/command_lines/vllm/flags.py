@@ -97,7 +97,7 @@ _NAMES: dict[tuple[Values, Effect], str] = {
         data-parallel-multi-port-external-lb enable-mamba-shared-prefix-checkpoint enable-trace-replay
         long-prefill-token-threshold-adaptive swa-bounded-replay use-replayssm""",
     ("one", "refused"): """
-        all2all-backend convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
+        convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
         data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size-local
         data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
         dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras ec-transfer-config eplb-config

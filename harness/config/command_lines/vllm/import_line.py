@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.known_models import KnownModels
@@ -21,6 +21,7 @@ from harness.config.command_lines.values import chosen, decimal, formats, number
 from harness.config.command_lines.vllm.line import VllmLine, read_line
 from harness.config.command_lines.vllm.servers import servers
 from harness.config.composing.conf_tree import CONF
+from harness.config.schema.system import All2AllBackend
 from harness.errors import ConfigError
 from simulator.vllm_versions import vllm_version
 
@@ -153,6 +154,9 @@ def _server(line: VllmLine) -> dict[str, Any]:
         made["engine.max_graph_tokens"] = _number("max_cudagraph_capture_size", size)
     if line.values.get("--enforce-eager") == "true":
         made["engine.max_graph_tokens"] = 0
+    if backend := line.values.get("--all2all-backend"):
+        known = {name: name for name in get_args(All2AllBackend)}
+        made["engine.all2all_backend"] = chosen("--all2all-backend", backend, known)
     return made
 
 

@@ -13,7 +13,7 @@ from harness.config.command_lines.vllm.import_line import overrides as overrides
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
-from harness.config.schema.system import SimEngine
+from harness.config.schema.system import ALL_GATHER, SimEngine
 from simulator.vllm_versions import vllm_version
 
 # The scheduler of vLLM, as in conf/scheduler/vllm.yaml, in what no flag and no version changes.
@@ -49,6 +49,9 @@ def _sizes(config: RunConfig, num_blocks: int | None) -> list[object]:
         words += ["--data-parallel-size", config.data_parallel_size]
     if config.expert_parallel:
         words.append("--enable-expert-parallel")
+    backend = getattr(config.engine, "all2all_backend", ALL_GATHER)
+    if config.data_parallel_size > 1 and backend != ALL_GATHER:
+        words += ["--all2all-backend", backend]
     words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from harness.config.schema.metrics import SloConfig
+from harness.config.schema.sinks import SinksConfig
 from harness.config.schema.system import CostConfig, EngineConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
@@ -66,6 +67,14 @@ def check_searches(task: Task, slo: SloConfig, capacity: CapacityConfig, search:
         raise ValueError("search.space: task=search needs keys to vary, such as search.space={block_size:[16,32]}")
     if task != "search" and (key := search.changed()):
         raise ValueError(f"search.{key}: read by task=search only")
+
+
+def check_sinks(task: Task, sinks: SinksConfig) -> None:
+    """Raise ValueError where a task leaves nothing that the tools take."""
+    if sinks.names and task not in ("run", "capacity", "validate"):
+        raise ValueError(f"sinks={sinks.names[0]}: task={task} sends nothing; task=run, capacity and validate do")
+    if sinks.otel is not None and task != "run":
+        raise ValueError(f"sinks=otel: task={task} leaves no requests of its own; task=run does")
 
 
 def check_serving(task: Task, serve: ServeConfig, engine: EngineConfig) -> None:

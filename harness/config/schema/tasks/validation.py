@@ -25,8 +25,9 @@ class ValidationConfig(ConfigModel):
     For public measurements (`inferencex:`): `select` has the values that columns of the file must have; each client
     sends `requests_per_client` requests, with lengths drawn from `length_ratio` times the stated length to that length.
     Each server has `seats`, None for as many as clients, and computes `tokens_beyond_prompt` more tokens a step than a
-    prompt has, `prompt` for as many again, None for max_num_batched_tokens. Settings that are not given are those of
-    the known servers of the rows (`harness.measured.public_servers`).
+    prompt has, `prompt` for as many again, None for max_num_batched_tokens. `ranks_from` and `shares_experts` say which
+    layouts the servers had that rows are labelled with (`harness.measured.inferencex.Labels`). Settings that are not
+    given are those of the known servers of the rows (`harness.measured.public_servers`).
     """
 
     measured: Text | None = None
@@ -40,6 +41,8 @@ class ValidationConfig(ConfigModel):
     requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
     seats: Annotated[int, within("max_num_seqs")] | None = None
     tokens_beyond_prompt: Annotated[int, within("num_tokens")] | Literal["prompt"] | None = None
+    ranks_from: dict[int, int] | None = None
+    shares_experts: bool = True
 
     @field_validator("select", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from tests.engine.fuzz.mutants.kv_mutants import KV_MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.mutants.padding_mutants import PADDING_MUTANTS
 from tests.engine.fuzz.mutants.sglang_mutants import SGLANG_MUTANTS
+from tests.engine.fuzz.mutants.trtllm_mutants import TRTLLM_MUTANTS
 from tests.engine.fuzz.mutants.value_mutants import VALUE_MUTANTS
 
 MUTANTS = [
@@ -17,6 +18,7 @@ MUTANTS = [
     *KV_MUTANTS,
     *PADDING_MUTANTS,
     *SGLANG_MUTANTS,
+    *TRTLLM_MUTANTS,
     *VALUE_MUTANTS,
     # -- decodes ------------------------------------------------------------------------------------------------------
     Mutant("growth comes one step late", "decodes/uniform.py", "phase, end = (offset + 1) %",

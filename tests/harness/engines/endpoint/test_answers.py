@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.engines.endpoint.answers import Answer, ServerSaidError, StreamReader
+from harness.engines.endpoint.answers import Answer, ServerSaidError, StreamReader, read_whole
 from harness.engines.endpoint.metrics import Readings, parse
+from tests.mutations import odd_value
 
 
 def text(part: str, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -110,7 +115,39 @@ def test_metrics_of_servers(said: str, pool: tuple[int, int]) -> None:
     assert steps["num_cached_tokens"].tolist() == [40]
 
 
+@pytest.mark.parametrize("number", ["x", "NaN", "+Inf", "-1", "1e300"])
+def test_a_number_that_no_metric_can_have_is_no_reading_of_it(number: str) -> None:
+    said = f"vllm:num_requests_running {number}\nvllm:kv_cache_usage_perc {number}\nvllm:num_requests_waiting 2\n"
+    said += 'vllm:cache_config_info{block_size="²",num_gpu_blocks="' + "9" * 5000 + '"} 1\n'
+    reading = parse(said, 1)
+    assert reading.values == {"waiting": 2} and reading.num_blocks is reading.block_size is None
+
+
 def test_a_server_without_metrics_is_no_reading() -> None:
     readings = Readings()
     readings.add("<html>not found</html>\nup 1\n", 3)
     assert not readings.all and readings.pool is None
+
+
+@given(st.integers(0, 10**9))
+def test_an_answer_of_another_form_is_a_value_error_and_leaves_counts(seed: int) -> None:
+    """Whatever a server sends, the run goes on with numbers."""
+    rng = random.Random(seed)
+    answer = Answer(0, 0, 0)
+    whole = {**text("a", token_ids=[1]), "usage": {**used(3)["usage"], "prompt_tokens_details": {"cached_tokens": 4}}}
+    events = [whole, END, {"choices": [], **used(7)}, {"error": None, **chat("a")}]
+    event = odd_value(rng.choice(events), rng)
+    with suppress(ValueError, ServerSaidError):
+        if rng.random() < 0.5:
+            StreamReader(answer).feed(b"data: " + json.dumps(event).encode() + b"\n", 5)
+        else:
+            read_whole(answer, event, 5)
+    counts = (answer.num_tokens, answer.num_prompt_tokens or 0, answer.num_cached_tokens or 0, *answer.token_ids)
+    assert all(type(each) is int and 0 <= each < 1 << 31 for each in counts)
+    assert answer.num_tokens <= 1 << 20 and sum(count for _, count in answer.gaps) <= answer.num_tokens
+
+
+@pytest.mark.parametrize("data", [b"[1]", b'{"choices": [1]}', b"[" * 5000, b'{"usage": {"completion_tokens": 1e30}}'])
+def test_an_answer_of_another_form_is_unreadable(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        StreamReader(Answer(0, 0, 0)).feed(b"data: " + data + b"\n", 1)

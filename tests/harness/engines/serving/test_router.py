@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,12 @@ def test_rules_of_simulated_fleets_choose_among_servers(tmp_path: Path) -> None:
             assert sent(router, servers) == [3, 2]
             assert router.ask("/v1/models")[1]["data"][0]["id"] == "Qwen/Qwen3-0.6B"
             assert router.ask("/v1/completions", {**BODY, "max_tokens": 0})[0] == 400  # as the server says
+            odd_bodies: list[dict[str, Any]] = [{**BODY, "max_tokens": float("inf")}]
+            for prompt in ([1, 10**30], [2**31] * 64, [[1, "x"]], [[7] * 64, {}], [-1]):
+                odd_bodies.append({"prompt": prompt})
+                assert first.ask("/v1/completions", odd_bodies[-1])[0] == 400
+            for odd in odd_bodies:
+                assert router.ask("/v1/completions", odd)[0] == 400
             running = f'twinserve:router_requests_running{{server="{first.address}"}}'
             assert router.metric(running) == 0
         with serving(tmp_path, "router=prefix_affinity", addresses) as router:

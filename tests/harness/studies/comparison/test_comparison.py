@@ -177,7 +177,8 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
     assert "measured" in row and f"{combine(folders)['output_throughput'][2]:,.0f}" in row
     assert "! interrupted before the end: cut" in text
     assert "! bad failed: out of [red]memory" in text
-    assert "! 8: drafts were [bold]assumed" in text
+    note = "8: drafts were [bold]assumed"
+    assert f"! {note}" in text and note in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_undefined_numbers_are_dashes_in_the_combined_table(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.config import AzureTrace, CsvTrace, JsonlTrace
-from harness.config.schema.workload import TRACE_COLUMNS
+from harness.config.schema.trace_files import TRACE_COLUMNS
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers import load_trace
 from tests.harness.builders import config
@@ -96,12 +96,39 @@ def test_other_names_are_named_in_the_message(tmp_path: Path) -> None:
         load_trace(CsvTrace(path=str(path)), seed=0)
 
 
+NAMES_OF_A_LOG = "{Timestamp: arrival_time, input-tokens: num_prompt_tokens, completion_tokens: num_output_tokens}"
+
+
+@pytest.mark.parametrize(("suffix", "settings"), [("csv", CsvTrace), ("jsonl", JsonlTrace)])
+def test_what_a_message_proposes_reads_the_file(tmp_path: Path, suffix: str, settings: type) -> None:
+    row = {"Timestamp": "2024-05-20T10:13:20Z", "input-tokens": 2, "completion_tokens": 3, "user": "x"}
+    text = f"{','.join(row)}\n{','.join(map(str, row.values()))}\n" if suffix == "csv" else json.dumps(row)
+    path = tmp_path / f"log.{suffix}"
+    path.write_text(text)
+    with pytest.raises(TraceError) as caught:
+        load_trace(settings(path=str(path)), seed=0)
+    assert f"if these are they, set 'trace.columns={NAMES_OF_A_LOG}'" in str(caught.value)
+    columns = dict(pair.split(": ") for pair in NAMES_OF_A_LOG.strip("{}").split(", "))
+    with pytest.raises(TraceError, match="Timestamp is a date, which trace.time_unit=date reads"):
+        load_trace(settings(path=str(path), columns=columns), seed=0)
+    assert len(load_trace(settings(path=str(path), columns=columns, time_unit="date"), seed=0).table) == 1
+
+
+@pytest.mark.parametrize("header", ["tokens,x,y", "prompt_tokens,x,y"])
+def test_no_proposal_where_names_tell_too_little(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{header}\n1,2,3\n")
+    with pytest.raises(TraceError) as caught:
+        load_trace(CsvTrace(path=str(path)), seed=0)
+    assert "trace.columns" not in str(caught.value)
+
+
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_an_odd_time_is_a_bad_row(tmp_path: Path, unit: str) -> None:
     path = tmp_path / "log.csv"
     path.write_text("when,prompt,answer\n2024-05-20T10:13:20Z,2,3\n")
     settings = CsvTrace(path=str(path), columns=COLUMNS, time_unit=unit)  # type: ignore[arg-type]
-    with pytest.raises(TraceError, match="when is not a finite number"):
+    with pytest.raises(TraceError, match="when is a date, which trace.time_unit=date reads"):
         load_trace(settings, seed=0)
     assert len(load_trace(settings, seed=0, with_times=False).table) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,13 +10,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace, TraceArrival
-from harness.config.schema.workload import MAX_TOKENS, BailianTrace, ServeGenTrace
+from harness.config import (
+    ArrivalConfig,
+    AzureTrace,
+    BurstGptTrace,
+    CsvTrace,
+    JsonlTrace,
+    MooncakeTrace,
+    SessionsArrival,
+    ShareGptTrace,
+    TraceArrival,
+)
+from harness.config.schema.trace_files import BailianTrace, OtelTrace, ServeGenTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities
+from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
+from simulator.quantities import MAX_TOKENS
 from tests.harness.workload.readers.builders import (
     AZURE_2023,
     AZURE_2025,
@@ -24,6 +37,7 @@ from tests.harness.workload.readers.builders import (
     bailian_line,
     mooncake_line,
 )
+from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA
 from tests.mutations import mutants
 
 MAX_SECONDS = 5
@@ -61,6 +75,19 @@ HASHED = json_lines(
     _HASHED + '"num_prompt_tokens": 5, "hash_ids": [1, 2], "turn": 0',
     _HASHED + '"num_prompt_tokens": 9, "hash_ids": [1, 2, 3], "turn": 1',
 )
+WAITS = json_lines(
+    *(
+        f'"request_id": {row}, "session_id": {row // 4}, "num_prompt_tokens": {5 + row}, "num_output_tokens": 2, '
+        f'"waits_for": {[row - 1][: row % 4]}, "think_time": 0.5'
+        for row in range(8)
+    )
+)
+
+
+def lines_of(records: list[dict[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, records)).encode()
+
+
 CASES = {
     "azure2023": Case(AzureTrace, "csv", AZURE_2023),
     "azure2025": Case(AzureTrace, "csv", AZURE_2025),
@@ -83,6 +110,11 @@ CASES = {
     "window": Case(CsvTrace, "csv", CSV, {"window": (2, 9)}),
     "token_ids": Case(JsonlTrace, "json_lines", TOKENS),
     "hash_ids": Case(JsonlTrace, "json_lines", HASHED),
+    "waits": Case(JsonlTrace, "json_lines", WAITS),
+    "weka": Case(WekaTrace, "json", lines_of([WEKA])),
+    "otel": Case(OtelTrace, "json", lines_of([OTEL])),
+    "tracelab": Case(TraceLabTrace, "json_lines", lines_of(TRACELAB)),
+    "aiperf": Case(MooncakeTrace, "json_lines", lines_of(AIPERF_TURNS)),
     "chats": Case(ShareGptTrace, "json", CHATS, {"turns": "multi"}),
     "first_chats": Case(ShareGptTrace, "json", CHATS),
 }
@@ -97,10 +129,7 @@ def check_trace(trace: Trace) -> None:
     times = table["arrival_time"].to_numpy()
     if trace.has_times:
         assert np.isfinite(times).all() and times[0] == 0 and (np.diff(times) >= 0).all()
-        try:
-            make_arrivals(trace, TraceArrival(), np.random.default_rng(0))
-        except ConfigError as error:
-            assert "292 years" in str(error)
+        check_arrivals(trace, TraceArrival())
     else:
         assert np.isnan(times).all()
     if "hash_ids" in table:
@@ -112,7 +141,20 @@ def check_trace(trace: Trace) -> None:
     if (identities := block_identities(trace, 16, 1 << 20)) is not None and table["num_prompt_tokens"].max() < 1 << 20:
         for row in range(len(table)):
             identities(row)
+    if "waits_for" in table:
+        continued_rows(trace)
+        check_arrivals(trace, SessionsArrival(rate=1.0, think_time="trace"))  # type: ignore[arg-type]
+        sessions = table["session_id"].tolist()
+        for row, waits in enumerate(table["waits_for"]):
+            assert all(0 <= each < row and sessions[each] == sessions[row] for each in waits.tolist())
     assert all(isinstance(count, int) and count > 0 for count in trace.bad_rows.values())
+
+
+def check_arrivals(trace: Trace, arrival: ArrivalConfig) -> None:
+    try:
+        make_arrivals(trace, arrival, np.random.default_rng(0))
+    except ConfigError as error:
+        assert "292 years" in str(error)
 
 
 def run_cases(folder: Path, name: str, count: int) -> int:

@@ -1,7 +1,4 @@
-"""Readers of the traces of agents: kv-cache-tester (Weka), OpenTelemetry, TraceLab, and AIPerf's Mooncake variants.
-
-The files have the keys and the nesting that the tools write.
-"""
+"""Readers of the traces of agents: kv-cache-tester (Weka), OpenTelemetry, TraceLab, and AIPerf's Mooncake variants."""
 
 from __future__ import annotations
 
@@ -12,78 +9,14 @@ from typing import Any
 import pytest
 
 from harness.config import MooncakeTrace, TraceConfig
-from harness.config.schema.workload import OtelTrace, TraceLabTrace, WekaTrace
+from harness.config.schema.trace_files import OtelTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace
+from harness.workload.readers.calls import LONGEST
 from harness.workload.trace import Trace
-
-
-def call(t: float, prompt: int, output: int, ids: list[int], api: float, think: float = 0.0) -> dict[str, Any]:
-    more = {"input_types": ["text"], "output_types": ["text", "tool_use"], "stop": "tool_use", "api_time": api}
-    return {
-        "t": t,
-        "type": "n",
-        "model": "m",
-        "in": prompt,
-        "out": output,
-        "hash_ids": ids,
-        **more,
-        "think_time": think,
-    }
-
-
-WEKA: dict[str, Any] = {
-    "id": "trace_0001", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 64,
-    "system_tokens": 0, "totals": {},
-    "requests": [
-        call(0.0, 130, 20, [1, 2], 2.0),
-        {"t": 3.0, "type": "subagent", "agent_id": "agent_001", "subagent_type": "Explore", "duration_ms": 9000,
-         "total_tokens": 1, "tool_use_count": 1, "status": "completed", "models": ["m"], "tool_tokens": 0,
-         "system_tokens": 0, "requests": [call(0.0, 70, 5, [9], 1.0), call(4.0, 90, 5, [9], 2.0, 3.0)]},
-        call(4.0, 192, 8, [1, 2, 3], 1.0, 2.0),
-        call(12.0, 256, 9, [1, 2, 3, 4], 1.0, 7.0),
-    ],
-}  # fmt: skip
-
-
-def span(name: str, start: str, end: str, said: list[tuple[str, str]], answer: str, **usage: int) -> dict[str, Any]:
-    messages = json.dumps([{"role": role, "content": text} for role, text in said])
-    tokens = {f"gen_ai.usage.{key}": value for key, value in usage.items()}
-    attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": messages, "gen_ai.output.text": answer}
-    times = {"start_time": f"2026-02-25T10:00:{start}", "end_time": f"2026-02-25T10:00:{end}"}
-    return {"trace_id": "a", "span_id": name, "name": "chat gpt-4", **times, "attributes": {**attributes, **tokens}}
-
-
-OTEL = {
-    "trace_id": "a",
-    "spans": [
-        {"span_id": "tool", "name": "execute_tool", "start_time": "x", "attributes": {}},
-        span("plan", "00.0", "02.0", [("user", "plan")], "two parts", prompt_tokens=50, completion_tokens=10),
-        span("left", "02.5", "04.0", [("user", "left half of it")], "left", input_tokens=20, output_tokens=4),
-        span("right", "03.0", "05.0", [("user", "right half of it")], "right", input_tokens=21, output_tokens=4),
-        span("join", "06.0", "09.0",
-             [("user", "plan"), ("assistant", "two parts"), ("user", ""),
-              ("assistant", "left"), ("assistant", "right")],
-             "done" * 10, prompt_tokens=90),
-    ],
-}  # fmt: skip
-
-
-def tracelab(session: str, number: int, tokens: tuple[int, int, int], *events: tuple[str, str]) -> dict[str, Any]:
-    total, prefix, output = tokens
-    timed = [{"event_type": kind, "timestamp": f"2026-06-01T05:40:{time}Z", "source": "s"} for kind, time in events]
-    ids = {"provider": "claude", "session_id": session, "round_index": number, "model": "m"}
-    lengths = {"input_tokens_total": total, "prefix_tokens": prefix, "newly_append_tokens": total - prefix}
-    return {**ids, **lengths, "output_tokens": output, "timing_events": timed, "tools": []}
-
-
-TRACELAB = [
-    tracelab("claude:1", 0, (300, 128, 40), ("user_message", "20.0"), ("text", "23.0"), ("tool_call", "24.0")),
-    tracelab("claude:1", 1, (400, 300, 10), ("tool_result", "24.5"), ("tool_result", "26.0"), ("text", "29.0")),
-    tracelab("claude:2", 0, (200, 0, 5), ("user_message", "21.0"), ("text", "22.0")),
-    tracelab("claude:1", 2, (150, 64, 7), ("user_message", "59.0")),
-]
+from simulator.quantities import MAX_TOKENS
+from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA, tracelab
 
 
 def read(config: TraceConfig, *, with_times: bool = False) -> Trace:
@@ -147,11 +80,33 @@ def test_rounds_of_tracelab_share_what_was_cached(tmp_path: Path) -> None:
     assert read(TraceLabTrace(path=str(path)), with_times=True).table["arrival_time"].tolist() == [0, 1, 6, 39]
 
 
-AIPERF_TURNS = [
-    {"session_id": "s", "input_length": 600, "output_length": 40, "timestamp": 0.0, "hash_ids": [1, 2]},
-    {"session_id": "t", "input_length": 520, "output_length": 4, "timestamp": 5.0, "hash_ids": [1, 3]},
-    {"session_id": "s", "input_length": 500, "output_length": 30, "delay": 2000.0, "hash_ids": [9]},
-]
+@pytest.mark.parametrize("says_ids", [True, False], ids=["by ids", "by the times of tools"])
+def test_sub_agents_of_tracelab_are_children_of_a_turn(says_ids: bool, tmp_path: Path) -> None:
+    """Two agents at once, and one that ends in time but began before any tool for agents was called."""
+    names = ["p", "p/subagents/a", "p/subagents/b"] if says_ids else ["p", "a", "b"]
+    start = ("user_message", "20.0")
+    lines = [
+        tracelab(names[0], 0, (300, 128, 40), start, ("tool_call", "24.0")),
+        tracelab(names[0], 1, (400, 300, 10), ("tool_result", "44.0"), ("text", "46.0")),
+        tracelab(names[0], 2, (500, 400, 10), ("user_message", "50.0"), ("text", "52.0")),
+        tracelab(names[1], 0, (200, 0, 5), ("user_message", "24.5"), ("text", "30.0")),
+        tracelab(names[1], 1, (260, 200, 5), ("tool_result", "31.0"), ("text", "43.0")),
+        tracelab(names[2], 0, (210, 0, 6), ("user_message", "25.0"), ("text", "36.0")),
+        tracelab("other", 0, (220, 0, 7), ("user_message", "23.0"), ("text", "24.0")),
+    ]
+    call = {"tool_name": "Task", "emitted_at": "2026-06-01T05:40:24Z", "result_at": "2026-06-01T05:40:43.5Z"}
+    if not says_ids:
+        lines[0]["tools"] = [call, {**call, "emitted_at": "2026-06-01T05:40:24.2Z"}, {**call, "tool_name": "Bash"}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = read(TraceLabTrace(path=str(path)))
+    expected = [
+        (300, 40, [], 0.0), (200, 5, [0], 0.5), (210, 6, [0], 1.0), (260, 5, [1], 1.0), (400, 10, [0, 3, 2], 1.0),
+        (500, 10, [4], 4.0), (220, 7, [], 0.0),
+    ]  # fmt: skip
+    assert columns(trace, *_SHOWN) == expected
+    assert trace.table["session_id"].tolist() == [0, 0, 0, 0, 0, 0, 3]
+    assert "2 sessions are of sub-agents, as ids or the times of tools say" in trace.notes
 
 
 def mooncake(path: Path, lines: list[dict[str, Any]], **options: Any) -> Trace:
@@ -168,6 +123,30 @@ def test_turns_of_aiperf_go_on_from_all_that_was_said(tmp_path: Path) -> None:
     assert continued_rows(trace) == [-1, -1, 0]
     lengths_only = [{key: value for key, value in line.items() if key != "hash_ids"} for line in AIPERF_TURNS]
     assert columns(mooncake(tmp_path / "b.jsonl", lengths_only), *_SHOWN)[2] == (1140, 30, [0], 2.0)
+
+
+def test_sessions_of_aiperf_are_named_by_numbers_or_texts(tmp_path: Path) -> None:
+    turn = {"input_length": 10, "output_length": 2}
+    names: list[object] = [0, 0, "", "", ["a"], ["a"], {}, None]
+    lines = [{**turn, "session_id": name} for name in names]
+    assert mooncake(tmp_path / "a.jsonl", lines).table["session_id"].tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
+    rounds = [{**TRACELAB[0], "session_id": name} for name in (["a"], ["a"])]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
+    assert read(TraceLabTrace(path=str(tmp_path / "b.jsonl"))).table["session_id"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("length", [LONGEST + 1, MAX_TOKENS, MAX_TOKENS + 1, 10**30])
+def test_no_ids_are_made_for_prompts_that_would_fill_the_memory(length: int, tmp_path: Path) -> None:
+    lines = [
+        AIPERF_TURNS[0],
+        {**AIPERF_TURNS[2], "input_length": length},
+        {**AIPERF_TURNS[2], "output_length": -length},
+    ]
+    assert mooncake(tmp_path / "a.jsonl", lines, on_bad_row="drop").table["num_prompt_tokens"].tolist() == [600]
+    rounds = [TRACELAB[0], {**TRACELAB[1], "input_tokens_total": length}, TRACELAB[3]]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rounds)))
+    trace = read(TraceLabTrace(path=str(tmp_path / "b.jsonl"), on_bad_row="drop"))
+    assert trace.table["num_prompt_tokens"].tolist() == [300]
 
 
 def test_lines_of_aiperf_may_lack_the_length_of_the_answer(tmp_path: Path) -> None:
@@ -213,6 +192,7 @@ def test_texts_of_aiperf_are_counted(tmp_path: Path) -> None:
         ('{"id": 1, "block_size": "x", "hash_id_scope": "local", "requests": [1]}', "block_size must be|not a"),
         ('{"spans": [{"name": "chat x", "attributes": {"gen_ai.input.messages": "[]"}}]}', "no start_time|not a"),
         ('{"spans": {}}', "holds no request|not a"),
+        ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", "not JSON|must be a JSON object|not a Mooncake"),
     ],
 )
 def test_other_files_are_refused_in_one_line(kind: Any, text: str, reason: str, tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""TensorRT-LLM's rules, worked by hand; its own scheduler is compared with in experiments/oracles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.sequence import Request, RequestRefusedError
+from engine.core.trtllm.chunking import Context, equal_progress, first_come_first_served, whole_or_shared
+from tests.engine.core.builders import chunks, run, step
+from tests.policies import TRTLLM
+
+
+def make(num_blocks: int = 100, *, max_num_batched_tokens: int = 16, chunked: bool = True, **options: Any) -> Scheduler:
+    rules = replace(TRTLLM, options=options, enable_chunked_prefill=chunked)
+    limits: dict[str, Any] = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": max_num_batched_tokens}
+    return make_scheduler(rules, num_blocks=num_blocks, **limits)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("guaranteed_no_evict", [1, 1, 1]), ("max_utilization", [1, 2, 3]), ("static_batch", [1] * 3)],
+)
+def test_who_fits_into_the_memory(policy: str, expected: list[int]) -> None:
+    # 10 blocks; each prompt has one, and its request may come to have six.
+    scheduler, running = make(10, capacity_scheduler_policy=policy), []
+    for number in range(3):
+        scheduler.add(Request(number, 4, 20))
+        running.append(step(scheduler, number).num_running)
+    assert running == expected
+
+
+def test_who_came_last_is_paused_and_computes_again() -> None:
+    scheduler = make(8, capacity_scheduler_policy="max_utilization")
+    for number in range(3):
+        scheduler.add(Request(number, 4, 12))
+    plans = [*run(scheduler)]
+    first = next(plan for plan in plans if plan.preempted)
+    assert [s.request_id for s in first.preempted] == [2] and first.num_decodes == 2
+    assert sum(len(plan.preempted) for plan in plans) == 1
+
+
+def test_a_static_batch_admits_nobody_while_it_decodes() -> None:
+    scheduler = make(capacity_scheduler_policy="static_batch")
+    for number in range(6):
+        scheduler.add(Request(number, 4, 3 + number))
+    admitted = [len(plan.admitted) for plan in run(scheduler)]
+    assert [each for each in admitted if each] == [4, 2] and admitted.index(2) == 6
+
+
+def test_who_could_share_the_block_that_another_computes_waits_for_it() -> None:
+    scheduler = make()
+    for number in range(3):
+        scheduler.add(Request(number, 6, 2, token_ids=[1, 2, 3, 4, 5, number]))
+    scheduler.add(Request(3, 6, 2, token_ids=[9, 2, 3, 4, 5, 6]))
+    assert [chunks(plan) for plan in run(scheduler)][:2] == [[(0, 0, 6), (3, 0, 6)], [(1, 4, 2), (2, 4, 2)]]
+
+
+def test_what_is_stored_is_lost_from_the_end_and_with_what_it_follows() -> None:
+    scheduler = make(6)
+    for now, tokens in enumerate([[1] * 12, [2] * 12]):
+        scheduler.add(Request(now, 12, 1, token_ids=tokens))
+        step(scheduler, now)
+    scheduler.add(Request(2, 13, 1, token_ids=[1] * 13))  # it takes the block that was freed first: its own third one
+    assert chunks(step(scheduler, 2)) == [(2, 12, 1)]
+    scheduler.add(Request(3, 13, 1, token_ids=[2] * 13))
+    assert chunks(step(scheduler, 3)) == [(3, 8, 5)]
+
+
+def test_whole_prompts_that_do_not_fit_hold_up_those_behind_them() -> None:
+    scheduler = make(chunked=False)
+    for number, length in enumerate((9, 8, 3)):
+        scheduler.add(Request(number, length, 2))
+    assert [chunks(plan) for plan in run(scheduler)][:2] == [[(0, 0, 9)], [(1, 0, 8), (2, 0, 3)]]
+    with pytest.raises(RequestRefusedError, match="share blocks that they write to"):
+        scheduler.add(Request(9, 4, 4, num_sequences=2))
+
+
+CONTEXTS = [Context(20, 0), Context(30, 16), Context(6, 0)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "fcfs", "equal"),
+    [
+        (40, [20, 30, 6], [20, 30, 6]),
+        (30, [20, 8, 0], [12, 12, 6]),
+        (23, [20, 0, 0], [8, 8, 6]),
+        (7, [4, 0, 0], [4, 0, 0]),
+    ],
+)
+def test_how_the_tokens_of_a_step_are_shared_out(budget: int, fcfs: list[int], equal: list[int]) -> None:
+    """A chunk ends its prompt or is a multiple of 4; of the second prompt 16 tokens are stored."""
+    assert whole_or_shared(CONTEXTS, budget, 100, 4, first_come_first_served) == fcfs
+    assert whole_or_shared(CONTEXTS, budget, 100, 4, equal_progress) == equal
