@@ -121,7 +121,9 @@ def _probed(config: RunConfig, time_s: float) -> tuple[float, int]:
 
 def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
     """Output tokens from `start_s` to `end_s`, as if those of a request came at equal distances; requests without an
-    end go on at `end_s`."""
+    end go on at `end_s`. None where no time has passed."""
+    if not end_s > start_s:
+        return 0.0
     first, last = requests["first_token_time"], requests["finish_time"].fillna(end_s)
     before = ((start_s - first) / (last - first).clip(lower=1e-9)).clip(0, 1)  # of one token: none or all
     return float((requests["num_output_tokens"] * (1 - before)).sum()) / (end_s - start_s)
@@ -143,7 +145,12 @@ def ladder(rate: float, time_s: float, most: int, rng: np.random.Generator) -> F
     Raises:
         ConfigError: there is too little time, or there are too few requests.
     """
-    request_s = (len(_FITTED) / sum(_FITTED) + 1 / _HELD_OUT) / _LADDER / max(rate, 1e-9)  # of one in each half
+    if not rate > 0:
+        raise ConfigError(
+            f"task=observe: the server answered no request within {_PROBE * time_s:,.3g} s: give "
+            f"observe.time_s={math.ceil(10 * time_s)}"
+        )
+    request_s = (len(_FITTED) / sum(_FITTED) + 1 / _HELD_OUT) / _LADDER / rate  # of one in each half
     half = min(int(time_s / request_s), _MOST, most)
     if half < _FEWEST:
         needed = "a longer trace" if most < _FEWEST else f"observe.time_s={math.ceil(_FEWEST * request_s)}"

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
+    "tests/simulator/test_roster.py", "tests/engine/core/kv/test_store_by_hand.py",
     "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_handover.py",
     "tests/simulator/test_handover_content.py",
     "tests/simulator/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
     "tests/simulator/drivers", "tests/simulator/costs/test_ranks.py",
-    "tests/simulator/test_staffing.py",
+    "tests/simulator/test_staffing.py", "tests/simulator/test_shared_store.py",
 )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ class FleetMutant(NamedTuple):
 
 ROUTING, GATEWAY, DESK = "engine/core/routing", "simulator/gateway.py", "simulator/desk.py"
 DRIVERS = "simulator/drivers"
+ROSTER, STORE, OFFLOAD = "simulator/roster.py", "engine/core/kv/shared_store.py", "engine/core/kv/offload.py"
 HANDOVER, RUNNING = "simulator/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
@@ -83,10 +85,12 @@ MUTANTS = (
     FleetMutant("requests arrive before others are handed over", f"{DRIVERS}/phases.py",
                 "ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6", "ARRIVALS, PLANS, TRANSFERS = 1, 2, 4, 3, 5, 6"),
     FleetMutant("what was copied is copied again", HANDOVER, " - sequence.num_registered_blocks", ""),
-    FleetMutant("the sender's link is always free", HANDOVER, "for port in (origin, self))", "for port in (self,))"),
+    FleetMutant("the sender's link is always free", HANDOVER,
+                "now_ns) for port in (origin, self))", "now_ns) for port in (self,))"),
     FleetMutant("the receiver's link is always free", HANDOVER,
-                "for port in (origin, self))", "for port in (origin,))"),
-    FleetMutant("transfers have no latency", HANDOVER, " + self._latency_ns", ""),
+                "now_ns) for port in (origin, self))", "now_ns) for port in (origin,))"),
+    FleetMutant("transfers have no latency", HANDOVER, "max(done_ns, now_ns + 1) + self._latency_ns",
+                "max(done_ns, now_ns + 1)"),
     FleetMutant("the sender is not told", HANDOVER, "((origin, source), (self, sequence))", "((self, sequence),)"),
     FleetMutant("nobody is woken by a transfer", HANDOVER, "        self.on_change()\n", ""),
     FleetMutant("transfers in the order of servers", HANDOVER,
@@ -120,8 +124,9 @@ MUTANTS = (
                 "pace = min(pace or price, price)"),
     FleetMutant("idle ranks do nothing", f"{DRIVERS}/lockstep.py", "replica.cost_model.step_ns(_DUMMY)", "1"),
     FleetMutant("idle ranks have no token", f"{DRIVERS}/lockstep.py",
-                "num_tokens.append(1 if plan is None", "num_tokens.append(0 if plan is None"),
-    FleetMutant("what ranks share is free", f"{DRIVERS}/lockstep.py", "pace += self._shared_ns(num_tokens)", "pass"),
+                "max(1, tokens) for", "tokens for"),
+    FleetMutant("what ranks share is free", f"{DRIVERS}/lockstep.py",
+                "pace + self._shared_ns([max(1, tokens) for tokens in num_tokens])", "pace"),
     FleetMutant("experts count twice", "simulator/costs/ranks.py", " - self._whole.experts_ns(work.num_tokens)", ""),
     FleetMutant("a rank has all experts", "simulator/models/experts.py",
                 "(self.num_experts // self.num_ranks, self.num_used / self.num_ranks)",
@@ -153,6 +158,49 @@ MUTANTS = (
                 "return max(self._recent) if len", "return self._recent[-1] if len"),
     FleetMutant("a stage takes two plans", f"{DRIVERS}/pipeline.py", "start = max(end, self._stage_free_at[stage])",
                 "start = end"),
+    FleetMutant("a prompt elsewhere has no priority", HANDOVER, "        priority=request.priority,\n", ""),
+    FleetMutant("preemptions of a prompt elsewhere are lost", HANDOVER,
+                "= computed.num_recomputed_tokens, computed.num_preemptions", "= 0, 0"),
+    FleetMutant("who begins anew comes anew", GATEWAY, "self._make_request(request.request_id, request.arrival_time)",
+                "self._make_request(request.request_id, now_ns)"),
+    FleetMutant("a short prompt is routed once more", GATEWAY, "self._send(request, desk, now_ns, number)",
+                "self._send(request, desk, now_ns)"),
+    FleetMutant("those who found no server go last first", GATEWAY,
+                "            for request in held:\n                self._send(",
+                "            for request in reversed(held):\n                self._send("),
+    FleetMutant("a dead server is believed to have its prefixes", DESK,
+                "            self._estimate = PrefixEstimate(self.num_blocks)\n", "            pass\n"),
+    FleetMutant("what was coming to a dead server still is", DESK, "            self._coming.clear()\n",
+                "            pass\n"),
+    FleetMutant("what comes is behind the device, too", DESK, "max(0, on_device + behind - num_coming)", "behind"),
+    FleetMutant("others start before those return that drain", ROSTER, '[*self._all("draining"), *self._all("off")]',
+                '[*self._all("off"), *self._all("draining")]'),
+    FleetMutant("servers that start are started again", ROSTER, "desired - len(open_ones) - len(starting)",
+                "desired - len(open_ones)"),
+    FleetMutant("servers drain while others start", ROSTER, " if not starting else ():", ":"),
+    FleetMutant("the fewest do not start", ROSTER, "if open_ones else scaled.options.fewest", "if open_ones else 0"),
+    FleetMutant("who is down fails again", ROSTER, 'in ("off", "down")', 'in ("off",)'),
+    FleetMutant("nobody ended and the SLO is broken", "simulator/staffing.py",
+                "if ended else 1.0", "if ended else 0.0"),
+    FleetMutant("the share of the pools is the free one", "simulator/staffing.py",
+                "return 1 - sum(view.num_free_blocks", "return sum(view.num_free_blocks"),
+    FleetMutant("a block of the store is there when it leaves", STORE, "return at is not None and at <= now",
+                "return at is not None"),
+    FleetMutant("a block has the time of the one before it", STORE,
+                "        self._there_at.pop(transfer.target, None)\n", ""),
+    FleetMutant("a hit in the store is not noted", STORE, "        self._store.tier.refresh(block_hash)\n",
+                "        pass\n"),
+    FleetMutant("a prompt's head goes to the store first", OFFLOAD, "in reversed(self._computed.items())",
+                "in self._computed.items()"),
+    FleetMutant("what a tier fills goes to the store", OFFLOAD, " if block not in self._coming\n", "\n"),
+    FleetMutant("what was handed out goes to the store", OFFLOAD, "                self._computed.pop(block, None)\n",
+                "                pass\n"),
+    FleetMutant("the store comes before the host", OFFLOAD, "next((tier for tier in self.tiers if tier.holds",
+                "next((tier for tier in reversed(self.tiers) if tier.holds"),
+    FleetMutant("all loads are the store's", "simulator/transfers.py",
+                "sum(load.source_tier == STORE for load in loads)", "len(loads)"),
+    FleetMutant("servers name what nobody knows alike", "engine/core/kv/kept_blocks.py",
+                "(request.request_id << 32 | request.order)", "request.order"),
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_each_half_of_a_ladder_is_half_of_its_requests_at_its_rates() -> None:
     [
         (1.0, 60.0, 10**6, "22 requests at 1 requests/s, and 40 are needed: give observe.time_s=109$"),
         (1.0, 1e4, 19, "38 requests at 1 requests/s, and 40 are needed: give a longer trace"),
-        (0.0, 60.0, 10**6, "0 requests at 0 requests/s, and 40 are needed: give observe.time_s="),
+        (0.0, 60.0, 10**6, r"answered no request within [\d.]+ s: give observe.time_s=600$"),
     ],
 )
 def test_a_ladder_has_requests_enough_to_tell(rate: float, time_s: float, most: int, message: str) -> None:
@@ -66,6 +66,7 @@ def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
         "num_output_tokens": [10, 4, 8, 0, 7, 1, 1],
     }  # fmt: skip
     assert tokens_per_s(pd.DataFrame(table), 2.5, 10.0) == pytest.approx((5 + 4 + 8 + 1) / 7.5)
+    assert tokens_per_s(pd.DataFrame(table), 0.0, 0.0) == 0, "nothing has ended"
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from tests.engine.core.builders import bare_sequence, chunks, ids, make, run, step
@@ -138,6 +139,46 @@ def test_an_urgent_request_takes_the_place_of_the_last_in_rank(given: dict[str, 
     assert (ids(plan.admitted), ids(plan.preempted), ids([*plan.decodes])) == ([2], [1], [0])
     scheduler.commit(plan, 2)
     assert 1 in ids([sequence for plan in run(scheduler) for sequence in plan.admitted])
+
+
+def test_nobody_gives_way_where_drafts_leave_no_tokens() -> None:
+    """Two decodes with three drafts each have all eight tokens of a step."""
+    scheduler = make(
+        "priority", max_num_batched_tokens=8, max_num_seqs=2, options={"ageing_s": None},
+        make_decodes=lambda block_size, longest: UnforeseenDecodes(block_size, longest, 3),
+    )  # fmt: skip
+    for i in range(2):
+        scheduler.add(Request(i, 4, 8, priority=1, token_ids=[1] * 4))
+    step(scheduler)
+    scheduler.add(Request(2, 4, 2, token_ids=[2] * 4))
+    plan = scheduler.schedule(1)
+    assert plan is not None and not plan.preempted and not plan.admitted and len([*plan.decodes]) == 2
+
+
+def test_who_waits_gives_up_blocks_before_anybody_who_runs_gives_way() -> None:
+    """Request 2 gave way to the decodes of the others, and keeps one block of its three."""
+    scheduler = make("priority", num_blocks=10, preemption="partial", options={"ageing_s": None})
+    for i, num_prompt_tokens in enumerate((20, 8, 12)):
+        scheduler.add(Request(i, num_prompt_tokens, 30, priority=1 + i))
+    step(scheduler)
+    assert ids(step(scheduler, 1).preempted) == [2] and [len(s.block_table) for s in scheduler.waiting] == [1]
+    scheduler.add(Request(3, 3, 1, priority=0))
+    plan = step(scheduler, 2)
+    assert (ids(plan.admitted), plan.preempted) == ([3], []) and not scheduler.waiting.holders
+
+
+@pytest.mark.parametrize("num_running", [1, 2, 3])
+@pytest.mark.parametrize("num_urgent", [1, 2])
+def test_no_more_give_way_than_those_for_whom_there_is_no_seat(num_running: int, num_urgent: int) -> None:
+    scheduler = make("priority", max_num_seqs=3, options={"ageing_s": None})
+    for i in range(num_running):
+        scheduler.add(Request(i, 4, 30, priority=1 + i))
+    step(scheduler)
+    for i in range(num_urgent):
+        scheduler.add(Request(10 + i, 4, 2))
+    plan = step(scheduler, 1)
+    num_victims = max(0, num_running + num_urgent - 3)
+    assert ids(plan.preempted) == [*range(num_running)][::-1][:num_victims] and len(plan.admitted) == num_urgent
 
 
 def test_several_urgent_requests_take_places_in_one_step_free_ones_first() -> None:
