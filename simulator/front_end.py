@@ -18,7 +18,7 @@ from math import ceil
 from typing import NamedTuple
 
 from engine.core.routing.draws import draw
-from simulator.arrivals import NEVER, Arrivals
+from simulator.arrivals import Arrivals
 
 _STEPS = 1 << 20  # of the draws
 _ROUNDING = 1e-3  # ns that a clock may be off
@@ -76,31 +76,34 @@ class FrontEnd:
     def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
         """Pairs of intended arrival and row, in the order in which the engines see them."""
         due = []
-        while self.next_ns <= now_ns:
-            time = self.next_ns
-            self._work_until(time)
-            for arrival, row in self._arrivals.pop_due(time):
-                self._working.append((self._clock + self._times.request_ns, row, arrival))
-            while self._on_way and self._on_way[0][0] <= time:
-                _, row, arrival = heapq.heappop(self._on_way)
+        arrivals, working, on_way = self._arrivals, self._working, self._on_way
+        while (time := self.next_ns) <= now_ns:
+            if working:
+                self._work_until(time)
+            self._now = time
+            if arrivals.next_ns <= time:
+                done = self._clock + self._times.request_ns
+                working.extend([(done, row, arrival) for arrival, row in arrivals.pop_due(time)])
+            while on_way and on_way[0][0] <= time:
+                _, row, arrival = heapq.heappop(on_way)
                 due.append((arrival, row))
             self._look_ahead()
         return due
 
     def on_finish(self, row: int, now_ns: int) -> None:
         self._arrivals.on_finish(row, max(now_ns, self._now))  # what is refused is so at its arrival
-        self._look_ahead()
+        if self._arrivals.next_ns < self.next_ns:  # somebody waited for this end
+            self.next_ns = self._arrivals.next_ns
 
     def _work_until(self, time: int) -> None:
         """Share the processes among the requests that are there until `time`, when at most the first is done."""
-        if self._working:
-            self._clock += (time - self._now) / self._requests_per_process()
-            while self._working and self._working[0][0] <= self._clock + _ROUNDING:
-                _, row, arrival = self._working.popleft()
-                work = self._times.prompt_token_ns * self._prompt_tokens[row]
-                self._tokenised_ns = max(self._tokenised_ns, time) + work / self._num_processes
-                heapq.heappush(self._on_way, (ceil(self._tokenised_ns) + self._latency_ns(row), row, arrival))
-        self._now = time
+        working = self._working
+        self._clock += (time - self._now) / self._requests_per_process()
+        while working and working[0][0] <= self._clock + _ROUNDING:
+            _, row, arrival = working.popleft()
+            work = self._times.prompt_token_ns * self._prompt_tokens[row]
+            self._tokenised_ns = max(self._tokenised_ns, time) + work / self._num_processes
+            heapq.heappush(self._on_way, (ceil(self._tokenised_ns) + self._latency_ns(row), row, arrival))
 
     def _requests_per_process(self) -> float:
         return max(1.0, len(self._working) / self._num_processes)
@@ -115,5 +118,9 @@ class FrontEnd:
         return round(mean * (1 - spread + 2 * spread * draw(row, _STEPS) / _STEPS)) if spread else mean
 
     def _look_ahead(self) -> None:
-        done = self._done_ns() if self._working else NEVER
-        self.next_ns = min(self._arrivals.next_ns, done, self._on_way[0][0] if self._on_way else NEVER)
+        next_ns = self._arrivals.next_ns
+        if self._working and (done := self._done_ns()) < next_ns:
+            next_ns = done
+        if self._on_way and self._on_way[0][0] < next_ns:
+            next_ns = self._on_way[0][0]
+        self.next_ns = next_ns

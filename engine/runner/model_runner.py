@@ -19,11 +19,11 @@ from engine.runner.inputs.chunk_inputs import PrefillInputs
 from engine.runner.inputs.decode_state import DecodeState
 from engine.runner.inputs.sampling_inputs import Adjustments
 from engine.runner.inputs.step_inputs import StepInputs
-from engine.runner.staging import Staging, TokenBuffer
+from engine.runner.staging import Staging, TokenBuffer, as_arrays, to_host
 from engine.runner.step_timer import StepTimer
 from engine.runner.step_tokens import StepTokens
 from engine.runner.warm_up import warm_attention
-from kernels.attention.backends import AttentionMetadata
+from kernels.attention.metadata import AttentionMetadata, empty_prefill
 from kernels.decode_step import begin_decode, end_decode
 from kernels.sampling.logit_edits import RowLogprobs, edit_logits, token_logprobs
 from kernels.sampling.sampler import sample
@@ -71,7 +71,7 @@ class ModelRunner:
         self._timer = StepTimer(self._device)
         self._padding_rows = torch.zeros(max_num_seqs, dtype=torch.int64, device=self._device)
         self._ended_ns = 0  # when the tokens of the last plan had come
-        self._no_prefill = _empty_prefill(self._device)
+        self._no_prefill = empty_prefill(self._device)
         self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one
         self._prompt_logprobs: RowLogprobs | None = None
         self._graphs = self._pieces = None
@@ -130,7 +130,7 @@ class ModelRunner:
         started = time.perf_counter_ns()
         waited = self._transfers.launch(on_host.transfers, inputs.transfers)
         num_prompts = self._launch(inputs)
-        logprobs, prompt_logprobs = _to_host(self._logprobs), _to_host(self._prompt_logprobs)
+        logprobs, prompt_logprobs = to_host(self._logprobs), to_host(self._prompt_logprobs)
         read_tokens, sampling_ns = self._tokens.fetch(inputs.num_steps), self._timer.take()
 
         def finish() -> StepTokens:
@@ -140,7 +140,7 @@ class ModelRunner:
             execute_ns = max(0, ended - max(started, self._ended_ns) - sample_ns - transfer_ns)
             self._ended_ns = ended
             decoded, prompts = tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts]
-            times, scores = (execute_ns, sample_ns, transfer_ns), (_arrays(logprobs), _arrays(prompt_logprobs))
+            times, scores = (execute_ns, sample_ns, transfer_ns), (as_arrays(logprobs), as_arrays(prompt_logprobs))
             return StepTokens(decoded, prompts, *times, self._transfers.landed, *scores)
 
         return finish
@@ -293,26 +293,3 @@ class ModelRunner:
         """Store the sampled tokens of the first `num_rows` rows: in the rows, and in the buffer of tokens to fetch."""
         state, tokens = self._state, self._tokens
         end_decode(sampled, state.tokens[:num_rows], state.lengths[:num_rows], tokens.ring, tokens.cursor)
-
-
-def _to_host(logprobs: RowLogprobs | None) -> RowLogprobs | None:
-    """Launch the copies of log probabilities to the host."""
-    return None if logprobs is None else RowLogprobs(*(each.to("cpu", non_blocking=True) for each in logprobs))
-
-
-def _arrays(logprobs: RowLogprobs | None) -> RowLogprobs | None:
-    """Log probabilities on the host as numpy arrays."""
-    return None if logprobs is None else RowLogprobs(*(each.numpy() for each in logprobs))
-
-
-def _empty_prefill(device: torch.device) -> dict[str, object]:
-    """The prefill fields of the attention metadata of a step without prompt chunks."""
-    empty = torch.zeros(0, dtype=torch.int32, device=device)
-    return {
-        "num_prefill_tokens": 0,
-        "cu_seqlens_q": torch.zeros(1, dtype=torch.int32, device=device),
-        "prefill_context_lens": empty,
-        "prefill_block_tables": empty.reshape(0, 0),
-        "max_seqlen_q": 0,
-        "max_prefill_context": 0,
-    }

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.sampling.logit_edits import RowLogprobs
+
 _ALIGNMENT = 128  # bytes; Triton loads 16 bytes at a time where a pointer is aligned to 16
 _FIRST_BYTES = 1 << 16
 
@@ -166,3 +168,13 @@ def _with_tensors(inputs: Any, tensors: Iterator[Tensor]) -> Any:
         elif isinstance(value, tuple):
             changes[field.name] = tuple(_with_tensors(item, tensors) for item in value)
     return replace(inputs, **changes)
+
+
+def to_host(logprobs: RowLogprobs | None) -> RowLogprobs | None:
+    """Launch the copies of log probabilities to the host."""
+    return None if logprobs is None else RowLogprobs(*(each.to("cpu", non_blocking=True) for each in logprobs))
+
+
+def as_arrays(logprobs: RowLogprobs | None) -> RowLogprobs | None:
+    """Log probabilities on the host as numpy arrays."""
+    return None if logprobs is None else RowLogprobs(*(each.numpy() for each in logprobs))

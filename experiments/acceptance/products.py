@@ -21,7 +21,8 @@ from kernels.attention.latent import latent_attention, one_token_each
 from kernels.cache.layer_kv import LayerKV
 from kernels.experts.expert_products import ExpertWeights, Fp8Stack
 from kernels.experts.moe import fused_moe
-from kernels.linear.fp8_linear import Block, fp8_linear, quantize_weight
+from kernels.linear.fp8_linear import fp8_linear
+from kernels.linear.fp8_numbers import Block, quantize_weight
 
 MODEL = "qwen3-8b"
 GEMM_TOKENS = (1, 64, 8192)

@@ -74,7 +74,7 @@ def write_pages(folder: Path) -> None:
     expected = {_name(row[0]): row[-1] for row in _table(text, "| simulated, by kernels")}
     rows = [
         *_classes(counted[_BY_KERNELS(counted)], "", set(expected)),
-        *((name, counted[mask(counted)]) for name, _, mask in _MANY),
+        *((name, part) for name, _, mask in _MANY if len(part := counted[mask(counted)])),
         *_classes(counted[_served("SGLang")(counted)], "SGLang: ", set(expected)),
     ]
     lines = [[_marked(name, part), f"{len(part):,}", *_cells(part), expected.get(name, "")] for name, part in rows]

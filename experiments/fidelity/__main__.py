@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--profiling", type=float, help="seconds, in all: 1400 for cpu, 200 a model for gpu")
     parser.add_argument("--device", help="gpu: which it is, of conf/device")
     parser.add_argument("--models", nargs="+", choices=list(GPU_RATES), default=list(GPU_RATES), help="gpu")
-    parser.add_argument("--rates", nargs="+", type=int, help="gpu: requests/s, in place of the three of each model")
+    parser.add_argument("--rates", nargs="+", type=int, help="gpu: requests/s, in place of those of each model")
     parser.add_argument("--runs", type=int, default=2, help="gpu: runs of each workload, for the noise floor")
     parser.add_argument("--quick", action="store_true", help="gpu: check that it runs, in tiny sizes")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run, or score again")

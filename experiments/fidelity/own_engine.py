@@ -16,7 +16,7 @@ LONG = (MOONCAKE,)  # takes part in every second turn only
 TIMES_LONGER = 3
 START_UP_S = 8.0  # start-up time of the profiler, roughly
 
-GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: a light load, a heavier one, a heavy one
+GPU_RATES = {"qwen3-0.6b": (30,), "qwen3-8b": (10, 20)}  # requests/s
 QUICK_RATES = {"tiny": (20,)}
 QUICK_REQUESTS = 10
 QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
@@ -78,7 +78,7 @@ def measure(
 
 
 def gpu(lab: Lab, args: argparse.Namespace) -> None:
-    """Qwen3 on this machine's GPU: profile each model, serve ShareGPT's lengths at three rates, then predict the runs,
+    """Qwen3 on this machine's GPU: profile each model, serve ShareGPT's lengths at its rates, then predict the runs,
     which needs no GPU."""
     kind, models = (
         ("cpu", QUICK_RATES) if args.quick else ("gpu", {name: args.rates or GPU_RATES[name] for name in args.models})

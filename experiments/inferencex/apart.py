@@ -21,7 +21,7 @@ import pandas as pd
 
 from experiments import composed
 from experiments.board.point import FLEET, Found, Point, loop_throughput, refusal
-from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server
+from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server, trtllm_kernels
 from harness.config import RunConfig
 from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig
 from harness.engines.resolving.fleet import resolve_fleet
@@ -40,7 +40,6 @@ _MOST_CLIENTS = 1024  # whose simulation takes a minute
 _NODE = 8  # GPUs
 _RACKS = ("gb200", "gb300")  # up to 72 GPUs of which are one domain of NVLink
 _UNTIMED = "prefill and decode on different GPUs, for so many of which kernels or exchanges were not timed"
-_KERNELS = {"trtllm": "/trtllm/1.3.0rc20"}  # others: the newest of vLLM
 _CUT = "ranks of one server that each have a part of every expert"
 Selected = tuple[str, str, str, str]  # backend, model_path, precision, system
 
@@ -93,7 +92,7 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
     if not chosen or (server := _server(backend, model_path, precision, system)) is None:
         left_out.update(["no server is known for these rows"] * len(chosen))
         return Found([], left_out)
-    server = server._replace(more={"cost.profile": kernels(data, backend, system)})
+    server = server._replace(more={"cost.profile": kernels(data, backend, system, server)})
     config = composed("fleet=disaggregated", "engine.compress=true", *_settings(server))
     found = []
     for row in chosen[::every]:
@@ -104,9 +103,11 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
     return Found(found, left_out)
 
 
-def kernels(data: Path, backend: str, system: str) -> str:
+def kernels(data: Path, backend: str, system: str, server: PublicServer) -> str:
     """The profile out of the package that `data` lies in, as in `cost.profile`."""
-    return f"aiconfigurator:{data.resolve().parent}:{system}{_KERNELS.get(backend, '')}"
+    if backend == "trtllm":
+        return trtllm_kernels(data, system, server)
+    return f"aiconfigurator:{data.resolve().parent}:{system}"
 
 
 def unsimulated(row: Any) -> str:

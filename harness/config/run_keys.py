@@ -114,6 +114,12 @@ class RunKeys(ConfigModel):
         return not isinstance(self.fleet, AlikeFleet) and self.fleet.pools[0].role != "serve"
 
     @property
+    def kv_connector(self) -> str:
+        """That of vLLM by which prompts are handed over."""
+        by_layers = not isinstance(self.fleet, AlikeFleet) and self.fleet.kv_transfer == "by_layers"
+        return "P2pNcclConnector" if by_layers else "NixlConnector"
+
+    @property
     def weight_format(self) -> WeightFormat:
         """The format of the weights of attention and MLPs."""
         return self.quantization or self.model.quantization

@@ -14,7 +14,7 @@ from harness.errors import ConfigError
 from harness.record.record import Record
 from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
-from harness.workload.trace import Trace
+from harness.workload.trace import Trace, whole_numbers
 from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
@@ -91,7 +91,8 @@ class SimulatedEngine:
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
         if first.front_end is not None:
             count = fleet.num_entries * first.front_end.processes
-            arrivals = FrontEnd(arrivals, first.front_end, trace.table["num_prompt_tokens"].tolist(), count)
+            prompt_tokens = whole_numbers(trace.table["num_prompt_tokens"].to_numpy())
+            arrivals = FrontEnd(arrivals, first.front_end, prompt_tokens, count)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
             reading_ns=fleet.reading_ns, staffing=self.staffing,

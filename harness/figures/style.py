@@ -134,7 +134,7 @@ def styled() -> AbstractContextManager[None]:
 def write_figures(figures: Mapping[str, Figure | None], folder: Path, plot: PlotConfig) -> list[Path]:
     """Write the figures for which there was data in every format of `plot`; keys are file names without a suffix."""
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    return [save(figure, folder / f"{name}.{kind}") for name, figure in drawn.items() for kind in plot.formats]
+    return [save(figure, folder / f"{name}.{kind}") for name, figure in drawn.items() for kind in plot.file_formats]
 
 
 def log_axis(axes: Axes, which: str, low: float, high: float, num_ticks: int = 7) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from harness.results.tables import Floats
@@ -12,6 +13,11 @@ from harness.results.tables import Floats
 
 def floats(table: pd.DataFrame, name: str) -> Floats:
     return table[name].to_numpy(dtype=np.float64)
+
+
+def rows_where(chosen: npt.NDArray[np.bool_], table: pd.DataFrame) -> pd.DataFrame:
+    """The chosen rows; the table itself where that are all, which saves a copy of it."""
+    return table if chosen.all() else table[chosen]
 
 
 def total(table: pd.DataFrame, name: str) -> int:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.config import MetricsConfig
-from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, total
+from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, rows_where, total
 from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
 from harness.results.sessions import session_metrics
@@ -61,8 +61,8 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     assert isinstance(result.meta.get("simulated"), bool), "a result must say whether it was simulated"
     arrival = floats(result.requests, "arrival_time")
     window = window_of(arrival, config)
-    requests = result.requests[window.contains(arrival)]
-    finished = requests[(requests["status"] == "finished").to_numpy()]
+    requests = rows_where(window.contains(arrival), result.requests)
+    finished = rows_where((requests["status"] == "finished").to_numpy(), requests)
     start = nan_min(floats(requests, "arrival_time"))
     duration = nan_max(floats(finished, "finish_time")) - start
     excluded = len(result.requests) - len(requests)

@@ -38,6 +38,7 @@ class MlflowTracker:
 
     def __init__(self, settings: MlflowSink) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # to its makers, of which nobody here was asked
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own 7 take minutes where no server answers
         import mlflow  # late and heavy
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)

@@ -63,7 +63,7 @@ def collect(
             *_pool_notes(config, smallest),
             *engine.notes(),
         ],
-        "vllm_command": fleet_command(pools, engine.pool_blocks) if engine.pool_blocks else None,
+        "vllm_command": fleet_command(pools, engine.pool_blocks, config.kv_connector) if engine.pool_blocks else None,
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),

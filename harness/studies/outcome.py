@@ -98,17 +98,21 @@ class Run:
         return folder
 
     def write(self, folder: Path) -> None:
-        """Write the tables, the summary and, of a complete run, the figures."""
+        """Write the tables, the summary and, of a complete run, the figures that are asked for as files."""
         write_results(self.result, self.summary, folder, self.config.exports)
         if self.result.spans is not None and self.config.sinks.otel:
             write_table(folder / SPANS, self.result.spans)
         if self.result.spans is not None and self.config.perfetto:
             write_trace(self.result, self.result.spans, folder, self.config.perfetto_window)
-        if self.config.plots and self.result.complete:
+        if not (self.config.plots and self.result.complete):
+            return
+        if self.config.plot.formats:
             from harness.figures import write_run_charts  # imported late, as it brings matplotlib
-            from harness.figures.own import write_own_figures
 
             write_run_charts(self.result, self.summary, folder, self.config.plot)
+        if self.config.figures:
+            from harness.figures.own import write_own_figures  # imported late, as it brings matplotlib
+
             write_own_figures(self.config.figures, self.result, self.summary, folder)
 
     def store(self, folder: Path) -> None:

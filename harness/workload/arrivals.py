@@ -21,7 +21,7 @@ from harness.config import (
 from harness.config.schema.arrivals import RECORDED
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
-from harness.workload.trace import Trace
+from harness.workload.trace import Trace, whole_numbers
 from simulator.arrivals import NEVER, Arrivals
 
 Nanoseconds = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class OpenLoop:
 
     def __init__(self, times_ns: Nanoseconds) -> None:
         self.times_ns = times_ns
-        self._times = times_ns.tolist()
+        self._times = whole_numbers(times_ns)
         self._times.append(NEVER)
         self._row = 0
         self.next_ns: int = self._times[0]

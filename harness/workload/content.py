@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
 from harness.workload.lines import Lines, continuing_rows
-from harness.workload.trace import Trace, deadlines_ns, tenants
+from harness.workload.trace import Trace, deadlines_ns, tenants, whole_numbers
 from simulator.quantities import MAX_TOKENS
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has
@@ -32,8 +32,8 @@ def request_factory(
     own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
     """
     table = trace.table
-    prompts = table["num_prompt_tokens"].tolist()
-    outputs = table["num_output_tokens"].tolist()
+    prompts = whole_numbers(table["num_prompt_tokens"].to_numpy())
+    outputs = whole_numbers(table["num_output_tokens"].to_numpy())
     columns = _request_columns(trace)
     deadlines = deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)

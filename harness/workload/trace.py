@@ -1,6 +1,7 @@
 """The request trace: one table of requests, whatever file or sampler it came from."""
 
 import os
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,6 +86,13 @@ def deadlines_ns(trace: Trace) -> list[int] | None:
     if "deadline" not in trace.table:
         return None
     return [round(seconds * 1e9) for seconds in trace.table["deadline"].tolist()]
+
+
+def whole_numbers(values: npt.NDArray[np.int64]) -> "array[int]":
+    """The numbers as Python reads them one by one, in a fifth of the memory of a list."""
+    numbers = array("q")
+    numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
+    return numbers
 
 
 def file_stamp(path: str | None) -> dict[str, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.cache.layer_kv import LayerKV
@@ -45,6 +46,19 @@ class AttentionMetadata:
     """Upper bound of decode_context_lens, valid for all replays of a CUDA graph; backends choose their splits by it."""
     begins_prompts: bool = False
     """Whether every prefill chunk is known to begin its sequence, so that its context is the chunk itself."""
+
+
+def empty_prefill(device: torch.device) -> dict[str, object]:
+    """The prefill fields of the attention metadata of a step without prompt chunks."""
+    empty = torch.zeros(0, dtype=torch.int32, device=device)
+    return {
+        "num_prefill_tokens": 0,
+        "cu_seqlens_q": torch.zeros(1, dtype=torch.int32, device=device),
+        "prefill_context_lens": empty,
+        "prefill_block_tables": empty.reshape(0, 0),
+        "max_seqlen_q": 0,
+        "max_prefill_context": 0,
+    }
 
 
 class AttentionBackend(Protocol):

@@ -1,6 +1,6 @@
 """The product of each token with the matrices of its experts, in the tiles of `kernels.experts.moe_routing`.
 
-Scales and quantised inputs of weights in float8 (e4m3) are those of `kernels.linear.fp8_linear`.
+Scales and quantised inputs of weights in float8 (e4m3) are those of `kernels.linear.fp8_numbers`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,9 @@ from torch import Tensor
 
 from kernels.experts.moe_routing import Routing
 from kernels.launch import Launcher
-from kernels.linear.fp8_linear import (
-    Block,
-    fp8_linear_reference,
-    inner_block,
-    load_inputs,
-    load_weights,
-    multiplies_float8,
-    quantize_tokens,
-    scaled_product,
-)
+from kernels.linear.fp8_gemm import inner_block, load_inputs, load_weights, scaled_product
+from kernels.linear.fp8_linear import fp8_linear_reference, multiplies_float8
+from kernels.linear.fp8_numbers import Block, quantize_tokens
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, tl, triton
 
 

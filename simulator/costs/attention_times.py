@@ -23,6 +23,7 @@ import pandas as pd
 
 from simulator.costs.curve import Curve, Surface, flat
 from simulator.costs.deviation import DeviationBatch, DeviationCost
+from simulator.costs.known_times import KnownTimes
 from simulator.profile.profile import Profile
 
 
@@ -53,6 +54,7 @@ class AttentionCost:
         self._fixed = first.ys[0] if profile.meta.batched_prefill else 0.0
         self._chunks = Surface(dict.fromkeys(self._mixing, ([0.0], [0.0])), None) if self._mixing else None
         self._factor = mixing_factor
+        self._starts_ns = KnownTimes()
         self._kv_reads = 1.0 if self._mixing else kv_reads
         self._decode_gain, self._mixed_gain = _gains(profile.tables.get("uneven"))
         table, layers_ns = profile.tables.get("deviations"), 1e3 * profile.meta.num_layers
@@ -65,6 +67,14 @@ class AttentionCost:
     def deviation_batch(self, num_decodes: int) -> DeviationBatch | None:
         """The time of uneven contexts beyond that of even ones, for a number of decodes; None if not measured."""
         return self._deviations.at(num_decodes) if self._deviations else None
+
+    def from_start(self, chunk: int) -> float:
+        """The time of the first `chunk` tokens of a prompt, in ns."""
+        time = self._starts_ns.get(chunk)
+        if not time:
+            time = self.prefill.first(chunk)
+            self._starts_ns.keep(chunk, time)
+        return time
 
     def fixed_ns(self, num_chunks: int) -> float:
         """The fixed cost of attention that a sum over `num_chunks` chunks counts too often."""

@@ -195,10 +195,16 @@ class ProfiledCost:
         for start, chunk, is_last in work.chunks:
             num_prefill_tokens += chunk
             num_sampled += is_last
-            curve = attention.prefill.at(chunk)
-            time += curve(start)
-            if start > curve.end or chunk > attention.prefill.end:
-                farthest = max(farthest, start / (curve.end or 1.0))  # some rows are measured at start 0 only
+            if start == 0:
+                time += attention.from_start(chunk)
+                is_beyond = chunk > attention.prefill.end
+            else:
+                curve = attention.prefill.at(chunk)
+                time += curve(start)
+                is_beyond = start > curve.end or chunk > attention.prefill.end
+                if is_beyond:
+                    farthest = max(farthest, start / (curve.end or 1.0))  # some rows are measured at start 0 only
+            if is_beyond:
                 longest = max(longest, chunk / attention.prefill.end)
         if longest:
             self._note(("prefill context", farthest), ("prefill chunk", longest))

@@ -166,7 +166,7 @@ def _draw_base(rng: random.Random, inputs: Inputs) -> tuple[list[str], dict[str,
     if rng.random() < 0.1:
         base.append(f"experiment={rng.choice(_EXPERIMENTS)}")
     if rng.random() < 0.03:
-        base[1] = "plots=true"
+        base[1:2] = ["plots=true", "plot.formats=[png]"]
     return base + _of_task(rng, task, inputs), kinds
 
 

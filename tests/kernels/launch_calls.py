@@ -13,7 +13,7 @@ from kernels.cache import latent_store
 from kernels.cache.kv_store import FP8_DTYPE
 from kernels.cache.rotary_store import HeadNorms, rotary_store
 from kernels.experts import expert_products, moe
-from kernels.linear import fp8_linear
+from kernels.linear import fp8_gemm, fp8_numbers
 from kernels.sampling import keep_threshold, sampler
 
 
@@ -113,8 +113,8 @@ def product_in_float8(tokens: int = 2048, block: tuple[int, int] = (128, 128), k
     """A product with weights in float8, whose inputs are quantised, or stay in the dtype `kept`."""
     x, weight = torch.zeros(tokens, 4096, dtype=kept or torch.bfloat16), torch.zeros(6144, 4096).to(FP8_DTYPE)
     out, scales = torch.empty(tokens, 6144, dtype=x.dtype), torch.ones(6144 // block[0], 4096 // block[1])
-    rows, row_scales = (x, None) if kept else fp8_linear.quantize_tokens(x, block[1])
-    fp8_linear.fp8_gemm(rows, row_scales, weight, scales, block, out)
+    rows, row_scales = (x, None) if kept else fp8_numbers.quantize_tokens(x, block[1])
+    fp8_gemm.fp8_gemm(rows, row_scales, weight, scales, block, out)
 
 
 def experts_in_float8(tokens: int = 64, block: tuple[int, int] = (128, 128)) -> None:

@@ -26,7 +26,9 @@ NO_CHUNKS: abc.Mapping[Sequence, int] = {}
 class StepPlanner(GivingWay):
     """Fills the step drafts of one lane out of the waiting and the running sequences, within the limits.
 
-    `longest` is the number of tokens that no sequence can exceed.
+    Attributes:
+        longest: the number of tokens that no sequence can exceed.
+        bounds_chunks: whether prompt chunks have a bound of their own.
     """
 
     def __init__(
@@ -43,14 +45,13 @@ class StepPlanner(GivingWay):
         self.limits = self._limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.longest = longest
+        self.bounds_chunks = limits.max_chunk_tokens > 0
         self.chunk_tokens = limits.chunk_tokens
         self.admission = Admission(admit, blocks, waiting, running, limits)
         self._parking = Parking(blocks, running, limits)
 
     def bound_chunks(self, *, is_alone: bool) -> None:
         """Let chunks have a bound of their own only where a request is not alone."""
-        if not self._limits.max_chunk_tokens:
-            return
         self.limits = self._limits.without_chunk_bound() if is_alone else self._limits
         self.chunk_tokens = self.limits.chunk_tokens
         self.admission.bind(self.limits)

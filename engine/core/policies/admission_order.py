@@ -5,6 +5,7 @@ It differs from `mixed` only when blocks run out: a prompt that was admitted bef
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass
 
 from engine.core.admission.need import Padding
@@ -12,7 +13,7 @@ from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.plan import StepDraft
 from engine.core.planning.policy import BasePolicy
 from engine.core.planning.rationing import ration
-from engine.core.planning.step_planner import StepPlanner
+from engine.core.planning.step_planner import NO_CHUNKS, StepPlanner
 from engine.core.running.preemption import Preemption
 from engine.core.sequence import Sequence
 
@@ -56,10 +57,13 @@ class AdmissionOrder(BasePolicy):
         self._pads = options.pads_admissions != "never"
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        if not self._options.cuts_alone:
+        if planner.bounds_chunks and not self._options.cuts_alone:
             planner.bound_chunks(is_alone=len(planner.running.sequences) + len(planner.waiting) <= 1)
-        chunks, budget = self._chunks(planner)
-        num_blocks = planner.num_blocks_due() + sum(planner.missing_blocks(s, n) for s, n in chunks.items())
+        chunks, budget = NO_CHUNKS, planner.max_num_batched_tokens - planner.running.decodes.num_step_tokens
+        num_blocks = planner.num_blocks_due()
+        if planner.running.prefilling:
+            chunks, budget = self._chunks(planner, budget)
+            num_blocks += sum([planner.missing_blocks(s, n) for s, n in chunks.items()])
         if num_blocks > planner.num_free_blocks:
             chunks, budget = ration(planner, draft, ends=self._options.ends_with_giving_way)
         for sequence, num_tokens in chunks.items():
@@ -79,9 +83,8 @@ class AdmissionOrder(BasePolicy):
             return None
         return Padding(num_drafts, planner.longest, draft.num_decodes > 0, rule == "or_waits")
 
-    def _chunks(self, planner: StepPlanner) -> tuple[dict[Sequence, int], int]:
+    def _chunks(self, planner: StepPlanner, budget: int) -> tuple[abc.Mapping[Sequence, int], int]:
         """Tokens of each cut prompt if blocks do not run out, and what is left of the budget."""
-        budget = planner.max_num_batched_tokens - planner.running.decodes.num_step_tokens
         chunks = {}
         for sequence in planner.running.prefilling:
             if budget <= 0:

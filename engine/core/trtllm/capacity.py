@@ -125,7 +125,6 @@ class Capacity:
         if missing is None:
             return False
         if missing in self._coming:
-            self._fitting.may_change = True
             return True
         self._coming.add(missing)
         return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear.fp8_linear import quantize_weight
+from kernels.linear.fp8_numbers import quantize_weight
 
 FLOATS = ("F32", "BF16", "F16")
 FLOAT8 = ("F8_E4M3",)

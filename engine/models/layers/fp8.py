@@ -13,7 +13,8 @@ from engine.models.layers.checkpoint import FLOAT8, CheckpointTensor
 from engine.models.quantization import Fp8Weights
 from kernels.cache.kv_store import FP8_DTYPE
 from kernels.experts.expert_products import Fp8Stack
-from kernels.linear.fp8_linear import dequantize_weight, fp8_linear
+from kernels.linear.fp8_linear import fp8_linear
+from kernels.linear.fp8_numbers import dequantize_weight
 
 
 class Fp8Matrix(nn.Module):

@@ -3,8 +3,9 @@
 Hydra reads and merges some thirty files each time, which takes 0.2 s: twice for a run, to learn whether it is a sweep
 and to run it, and twice for every job of a sweep, when it checks the sweep and when it runs the job. Which files, and
 how, depends only on the overrides that choose options of groups, such as scheduler=vllm. A `Composer` keeps what Hydra
-makes of the default options, puts in those that are chosen (`option_files.py`), and sets the other keys in a copy.
-What is more than an option of its own group, such as experiment=vllm, Hydra merges; that is kept, too.
+makes of the default options, for later processes too (`merged_files.py`), puts in those that are chosen
+(`option_files.py`), and sets the other keys in a copy. What is more than an option of its own group, such as
+experiment=vllm, Hydra merges; that is kept, too.
 """
 
 import os
@@ -31,9 +32,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.composing import registration as registration  # makes the option sets known to Hydra
 from harness.config.composing.conf_tree import CONF
+from harness.config.composing.merged_files import Key, MergedFiles
 from harness.config.composing.option_files import put, read_option, sets_its_group
-
-Key = tuple[object, ...]
 
 
 class _Kept:
@@ -55,6 +55,7 @@ class Composer(ConfigLoader):
     def __init__(self, loader: ConfigLoader) -> None:
         self._loader = loader
         self._kept = _KEPT[str(loader.get_search_path())]
+        self._stored = MergedFiles(loader.get_sources())
         self._is_group: dict[str, bool] = {}
 
     def load_configuration(
@@ -88,7 +89,10 @@ class Composer(ConfigLoader):
         lines = [str(each.input_line) for each in choices if each.key_or_group not in options]
         key = (config_name, *how, *lines)
         if key not in self._kept.merged:
-            self._kept.merged[key] = pickle.dumps(self._loader.load_configuration(config_name, lines, *how))
+            if (cfg := self._stored.find(key)) is None:
+                cfg = self._loader.load_configuration(config_name, lines, *how)
+                self._stored.keep(key, cfg)
+            self._kept.merged[key] = pickle.dumps(cfg)
         chosen: DictConfig = pickle.loads(self._kept.merged[key])
         put(chosen, options)
         return chosen

@@ -14,4 +14,5 @@ def serve_line(config: RunConfig) -> str:
     """
     is_simulated = config.engine.kind == "sim"
     pools = pools_of(config)
-    return fleet_command(pools, [pool_of(own).num_blocks if is_simulated else None for _, own in pools])
+    blocks = [pool_of(own).num_blocks if is_simulated else None for _, own in pools]
+    return fleet_command(pools, blocks, config.kv_connector)

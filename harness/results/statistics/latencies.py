@@ -26,7 +26,8 @@ def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float], 
     `<statistic>_low` and `<statistic>_high` are the ends of the 95 % interval (`harness.results.statistics.intervals`).
     load: the offered load as a share of capacity, NaN where it is not known.
     """
-    finished = finished.iloc[np.argsort(floats(finished, "arrival_time"), kind="stable")]
+    order = np.argsort(floats(finished, "arrival_time"), kind="stable")
+    finished = finished[["arrival_time", *LATENCIES]].iloc[order]
     arrival, e2el = floats(finished, "arrival_time"), floats(finished, "e2el")
     settled = intervals.settled(arrival, e2el)
     noise = queue_noise(load, arrival, e2el - floats(finished, "queue_time"))

@@ -42,6 +42,7 @@ VALIDATED_STEPS = "validation_steps.parquet"
 VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
+_PART_ROWS = 50_000
 _COLUMNS_OF_TEXT, _WHOLE = {"status", "error"}, {"request_id", "server", "lane", "step"}  # of the tables of a run
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
@@ -220,8 +221,21 @@ def _gap_table(gaps: Gaps) -> pd.DataFrame:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as Parquet, whole or not at all."""
-    write_whole(path, lambda temporary: table.to_parquet(temporary, index=False))
+    """Write a table as Parquet, whole or not at all; a long one in parts, so that no copy of all of it is made."""
+    if len(table) <= _PART_ROWS:
+        write_whole(path, lambda temporary: table.to_parquet(temporary, index=False))
+    else:
+        write_whole(path, lambda temporary: _write_parts(temporary, table))
+
+
+def _write_parts(path: Path, table: pd.DataFrame) -> None:
+    from pyarrow import Schema, Table, parquet  # imported late, as pandas brings all that short tables need
+
+    schema = Schema.from_pandas(table, preserve_index=False)
+    with parquet.ParquetWriter(path, schema) as writer:
+        for start in range(0, len(table), _PART_ROWS):
+            part = table.iloc[start : start + _PART_ROWS]
+            writer.write_table(Table.from_pandas(part, schema, preserve_index=False))
 
 
 def _first_line(error: Exception) -> str:

@@ -52,6 +52,7 @@ from simulator.importers.aiconfigurator.other_attention import is_plain, mean_at
 from simulator.importers.aiconfigurator.other_kernels import choosing_us, float32_router, norm_exchange, routing_us
 from simulator.importers.aiconfigurator.rules import (
     HOST,
+    TRTLLM,
     Host,
     beside_experts,
     elementwise_work,
@@ -195,7 +196,7 @@ def _operators(
         calls["qk_all_reduce"] = spanning
     rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks, database.backend)
-    num_copies, copied_bytes = copying_work(model, expert_kernel)
+    num_copies, copied_bytes = copying_work(model, expert_kernel, pads_input=database.backend != TRTLLM)
     sizes = np.array([1.0, next(iter(curves.values())).sizes[-1]])
     times = [rule.time_us(num_kernels + num_copies, (num_bytes + copied_bytes) * size) for size in sizes]
     curves["elementwise"] = MeasuredCurve(sizes, np.array(times))

@@ -28,6 +28,7 @@ from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
+_FEW_TOKENS = 128  # up to which aiconfigurator takes TensorRT-LLM's kernel for few
 _BLOCK = 128  # rows and columns that share a scale in block-scaled FP8
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _DTYPES = {
@@ -179,11 +180,13 @@ def stretched(timed: MeasuredCurve, fixed_us: float, weights: float, share: floa
     return MeasuredCurve(timed.sizes, MeasuredCurve(timed.sizes / share, times).at(timed.sizes))
 
 
-def copying_work(model: Model, kernel: str) -> tuple[int, int]:
-    """Kernels of a layer that copy padded inputs or outputs of its experts, and bytes per token that they move."""
+def copying_work(model: Model, kernel: str, *, pads_input: bool) -> tuple[int, int]:
+    """Kernels of a layer that copy padded inputs or outputs of its experts, and bytes per token that they move. Without
+    `pads_input`, as in TensorRT-LLM, the input is padded as it is quantised."""
     copies = KERNELS[kernel].num_copies if kernel in KERNELS else 0
     if not copies:
         return 0, 0
+    copies -= not pads_input
     padded = _padded(model.hidden_size, KERNELS[kernel].hidden_multiple)
     return copies, copies * (model.hidden_size + padded) * model.dtype_bytes
 
@@ -196,7 +199,12 @@ def _weights(kernel: ExpertKernel, hidden: int, width: int) -> int:
 def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: Any) -> pd.DataFrame:
     where.setdefault("moe_ep_size", 1)
     where |= dict(zip(("hidden_size", "inter_size", "topk", "num_experts"), shape, strict=True))
-    return database.rows("moe", "moe_perf", moe_dtype=dtype, distribution=DISTRIBUTION, **where)
+    rows = database.rows("moe", "moe_perf", moe_dtype=dtype, distribution=DISTRIBUTION, **where)
+    if "kernel_source" not in rows.columns:
+        return rows
+    # TensorRT-LLM's experts in NVFP4 were timed twice: by a kernel for few tokens, and by CUTLASS's.
+    of_few = rows["kernel_source"].astype(str).str.endswith("min_latency")
+    return rows[of_few == (rows["num_tokens"] <= _FEW_TOKENS)] if of_few.any() else rows
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -20,7 +20,7 @@ from engine.models.model_config import ModelConfig
 from engine.models.weights import load_safetensors
 from engine.sampling_params import SamplingParams
 from kernels.attention.backends import select_backend
-from kernels.linear.fp8_linear import dequantize_weight, quantize_weight
+from kernels.linear.fp8_numbers import dequantize_weight, quantize_weight
 from tests.engine.models.builders import prompts
 from tests.engine.models.paged import BLOCK_SIZE, CPU
 

@@ -1,8 +1,10 @@
 """A composer that keeps merged files composes what Hydra composes."""
 
+import os
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
@@ -30,6 +32,13 @@ REFUSED = (
     "block_size=1,2  nothing=1  trace=nothing  ~nothing  trace@a=azure  +max_num_seqs=3  a=[  hydra.job.env_copy=3"
 )
 SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=out", "trace=azure,csv block_size=8"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +128,25 @@ def test_files_are_read_once_and_a_composition_is_no_ones_but_its_own(
     second = ours.load_configuration("config", ["trace=synthetic", "block_size=8"], RunMode.RUN)
     assert (second.seed, second.block_size, second.trace.kind) == (0, 8, "synthetic")
     assert second.trace.num_requests != 1 and first.seed == 7
+
+
+def test_another_process_takes_what_was_merged_until_a_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    with initialize_config_dir(config_dir=str(tmp_path), version_base=None, job_name="twinserve"):
+        loader = GlobalHydra.instance().config_loader()
+    plain = loader._loader if isinstance(loader, Composer) else loader
+
+    def composed() -> object:
+        monkeypatch.setattr(composer, "_KEPT", defaultdict(composer._Kept))  # as in another process
+        return Composer(plain).load_configuration("config", [], RunMode.RUN).a
+
+    for value in (1, 22):
+        file.write_text(f"a: {value}")
+        assert composed() == value
+    for kept in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.pickle"):
+        kept.write_bytes(kept.read_bytes()[:-9])
+    assert composed() == 22, "a damaged file is merged again"
+    monkeypatch.setattr(plain, "load_configuration", None)
+    assert composed() == 22

@@ -9,6 +9,7 @@ import pytest
 from harness import run
 from harness.config.parse import parse
 from harness.config.pools import pools_of
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from harness.studies.outcome import Run
 from tests.harness.builders import composed, config
@@ -92,6 +93,9 @@ def test_the_lines_of_vllm_hand_over() -> None:
     lines = served("fleet.decode.tensor_parallel_size=2", "trace.num_requests=5").summary["vllm_command"].splitlines()
     assert len(lines) == 2 and all("--kv-transfer-config" in line and "NixlConnector" in line for line in lines)
     assert "--tensor-parallel-size 2" in lines[1] and lines[1].endswith("for decode")
+    by_layers = serve_line(config(*APART, "fleet.kv_transfer=by_layers")).splitlines()
+    sides = ("kv_producer", "kv_consumer")
+    assert all("P2pNcclConnector" in line and side in line for line, side in zip(by_layers, sides, strict=True))
 
 
 @pytest.mark.parametrize(("rate", "verdict"), [(8, "stable"), (60, "overloaded")])

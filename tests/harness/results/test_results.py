@@ -16,6 +16,7 @@ from harness.config import MetricsConfig
 from harness.errors import TwinServeError
 from harness.results.metrics import summarize
 from harness.results.stored import environment as module
+from harness.results.stored import files
 from harness.results.stored.environment import environment
 from harness.results.stored.files import read_results, read_summary, write_results, write_whole
 from harness.results.tables import Gaps, RunResult
@@ -31,6 +32,17 @@ def toy(until_s: float = np.inf) -> tuple[RunResult, dict[str, Any]]:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def test_a_table_written_in_parts_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"n": np.arange(7), "time": [0.5, *[math.nan] * 6]})
+    table["error"] = pd.Series([None] * 6 + ["too long"], dtype="object")  # the first part has no text
+    table["status"] = pd.Categorical(["b"] * 6 + ["a"], categories=["a", "b", "c"])
+    monkeypatch.setattr(files, "_PART_ROWS", 3)
+    files.write_table(tmp_path / "parts.parquet", table)
+    table.to_parquet(tmp_path / "whole.parquet", index=False)
+    parts, whole = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("parts", "whole"))
+    pd.testing.assert_frame_equal(parts, whole)
 
 
 @pytest.mark.parametrize("until_s", [math.inf, 2.0])

@@ -62,6 +62,7 @@ def test_mlflow_keeps_a_sweep_as_a_run_with_children(tmp_path: Path, monkeypatch
 @pytest.mark.long
 def test_wandb_keeps_a_sweep_as_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")  # on a machine with other work its process starts late
     sinks = SinksConfig(wandb=WandbSink(mode="offline", tags=("x",)))
     job, bad = _real(tmp_path, monkeypatch, sinks)
     read = {path: _wandb_record(path) for path in (job, bad, tmp_path / "sweep")}

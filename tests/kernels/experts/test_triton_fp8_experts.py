@@ -16,7 +16,7 @@ from kernels import activation  # noqa: E402
 from kernels.experts import expert_products, moe  # noqa: E402
 from kernels.experts.expert_products import Fp8Stack, grouped_product  # noqa: E402
 from kernels.experts.moe_routing import route_reference  # noqa: E402
-from kernels.linear.fp8_linear import dequantize_weight, quantize_tokens_reference, quantize_weight  # noqa: E402
+from kernels.linear.fp8_numbers import dequantize_weight, quantize_tokens_reference, quantize_weight  # noqa: E402
 
 # (tokens, experts, top_k, the only experts that are chosen, rows of a tile)
 ROUTINGS = {

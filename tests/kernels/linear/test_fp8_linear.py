@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 
-from kernels.linear.fp8_linear import dequantize_weight, fp8_linear, quantize_tokens_reference, quantize_weight  # noqa: E402
+from kernels.linear.fp8_linear import fp8_linear  # noqa: E402
+from kernels.linear.fp8_numbers import dequantize_weight, quantize_tokens_reference, quantize_weight  # noqa: E402
 
 HALF_STEP = 2.0**-4  # e4m3 has three bits behind the leading one: a number is rounded by at most 1/16 of itself
 SMALLEST = 2.0**-10 / 448  # half of the smallest e4m3 number, as a share of the largest one of a block

@@ -68,6 +68,24 @@ def test_rows_measured_at_different_points_are_joined() -> None:
     assert [surface.at(row).end for row in (1, 2, 3, 4)] == [10, 10, 20, 20]  # the sooner of two rows
 
 
+@given(
+    st.dictionaries(
+        st.integers(1, 9),
+        st.lists(st.tuples(st.integers(0, 9), st.floats(0.1, 9)), min_size=1, unique_by=lambda p: p[0]),
+    ).filter(bool),
+    st.integers(0, 10),
+    st.booleans(),
+)
+def test_the_first_time_of_a_row_is_that_of_its_curve(
+    points: dict[int, list[tuple[int, float]]], row: int, grows: bool
+) -> None:
+    rows = {float(at): tuple(map(list, zip(*sorted(some), strict=True))) for at, some in points.items()}
+    work = (lambda row, x: row * (x + 1)) if grows else None
+    surfaces = [Surface(rows, work) for _ in range(2)]  # type: ignore[arg-type]
+    curve = surfaces[0].at(row)
+    assert surfaces[1].first(row) == curve.ys[0] == curve(0)
+
+
 def test_curves_need_as_many_values_as_points() -> None:
     with pytest.raises(ValueError):
         Curve([1, 2], [1], 0)

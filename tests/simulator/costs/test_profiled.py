@@ -121,12 +121,15 @@ def test_the_rest_of_a_step_is_added_by_its_kind() -> None:
         assert loaded.step_ns(step) - plain.step_ns(step) == pytest.approx(rest * 1e3, abs=1)
 
 
-@pytest.mark.parametrize(("rest_us", "source"), [(5.0, {}), (1e5, {}), (5.0, {"database": "h100_sxm/vllm/0.24.0"})])
-def test_the_rest_passes_while_a_gpu_computes_if_steps_are_planned_ahead_and_the_profile_is_ours(
-    rest_us: float, source: dict[str, Any]
+@pytest.mark.parametrize(
+    ("rest_us", "meta"),
+    [(5.0, {}), (1e5, {}), (5.0, {"source": {"database": "h100_sxm/vllm/0.24.0"}}), (5.0, {"planned_ahead": True})],
+)
+def test_the_rest_passes_while_a_gpu_computes_if_steps_were_timed_one_after_the_other_and_are_planned_ahead(
+    rest_us: float, meta: dict[str, Any]
 ) -> None:
     steps = pd.DataFrame({"kind": ["decode", "mixed"], "num_tokens": [1, 16], "time_us": [rest_us, rest_us]})
-    captured = profile(token_buckets=(1, 32), padded_steps="decode", source=source)
+    captured = profile(token_buckets=(1, 32), padded_steps="decode", **meta)
     values = {name: constant.default for name, constant in constants(SLOW_LINK, 1).items()}
     for step in (work([], [256] * 17), work([(0, 16, True)], [16])):
         operators = cost(captured).step_ns(step)
@@ -135,7 +138,7 @@ def test_the_rest_passes_while_a_gpu_computes_if_steps_are_planned_ahead_and_the
             for is_async in (True, False)
         )
         assert after == pytest.approx(operators + rest_us * 1e3, abs=1)
-        if source:
+        if meta:
             assert ahead == after
             continue
         attention = LAYERS * attention_us(0, 0, 17, 256) * 1e3 if not step.chunks else 0.0  # runs after the host's part

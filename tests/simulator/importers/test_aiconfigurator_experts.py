@@ -120,5 +120,19 @@ def test_whole_experts_stand_in_where_blocks_cannot_be_split() -> None:
 
 
 def test_padded_inputs_and_outputs_are_copied_by_one_kernel_each() -> None:
-    assert copying_work(GPT_OSS, "mxfp4_mxfp8") == (2, 2 * (2880 + 3072) * 2)
-    assert copying_work(GPT_OSS, "marlin") == copying_work(GPT_OSS, "") == (0, 0)
+    assert copying_work(GPT_OSS, "mxfp4_mxfp8", pads_input=True) == (2, 2 * (2880 + 3072) * 2)
+    assert copying_work(GPT_OSS, "mxfp4_mxfp8", pads_input=False) == (1, (2880 + 3072) * 2)
+    for kernel in ("marlin", ""):
+        assert (
+            copying_work(GPT_OSS, kernel, pads_input=True) == copying_work(GPT_OSS, kernel, pads_input=False) == (0, 0)
+        )
+
+
+def test_experts_of_few_tokens_have_the_kernel_for_few_where_both_were_timed() -> None:
+    class Twice(Tables):
+        def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+            timed = [("cutlass", 1, 50.0), ("min_latency", 1, 40.0), ("cutlass", 512, 90.0), ("min_latency", 512, 99.0)]
+            return pd.DataFrame(timed, columns=["kernel_source", "num_tokens", "time_us"])
+
+    curve, _ = experts(Twice(), resized(GPT_OSS, quantization=QUANTIZATIONS["nvfp4"]), 1)  # type: ignore[arg-type]
+    assert curve.at(np.array([1.0, 512.0])).tolist() == [40.0, 90.0]

@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 
 from engine.engine_config import EngineConfig, KVDtype  # noqa: E402
 from engine.runner.executors.executor import Rank  # noqa: E402
+from engine.runner.inputs.step_inputs import StepInputs  # noqa: E402
+from engine.runner.step_tokens import StepTokens  # noqa: E402
 from kernels.attention.backends import AttentionMetadata  # noqa: E402
 from kernels.attention.torch_backend import TorchBackend  # noqa: E402
 from kernels.cache.kv_integers import dequantize_blocks  # noqa: E402
@@ -26,6 +28,7 @@ from simulator.profiler.operators import Operators, block_tables  # noqa: E402
 from simulator.profiler.profile_machine import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point  # noqa: E402
 from simulator.profiler.stopwatch import Call, MakeCalls  # noqa: E402
+from simulator.profiler.whole_steps import Steps  # noqa: E402
 from tests.cuda_standin import DispatchMode  # noqa: E402
 from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock, small_model  # noqa: E402
 
@@ -282,3 +285,44 @@ def bench_of(engine: EngineConfig) -> Bench:
 
 def job(time_budget_s: float) -> Job:
     return Job(ENGINE, small_model(), MODEL_SHAPE, num_threads=1, time_budget_s=time_budget_s)
+
+
+class PlannedAheadGpu:
+    """Launching a plan with prompts takes the host 5 us and the GPU 3; any other takes them 1 and 2."""
+
+    num_blocks, num_host_blocks, block_bytes, backend_name = 64, 0, 1, "made up"
+
+    def __init__(self) -> None:
+        self.now_ns = self.busy_until_ns = 0
+        self.launched: list[tuple[int, StepTokens]] = []
+
+    def launch(self, inputs: StepInputs) -> None:
+        prompts = 0 if inputs.prefill is None else len(inputs.prefill.sampled_tokens)
+        self.now_ns += 5000 if prompts else 1000
+        self.busy_until_ns = max(self.busy_until_ns, self.now_ns) + (3000 if prompts else 2000)
+        tokens = StepTokens(np.zeros((1, inputs.num_decodes), np.int64), np.zeros(prompts, np.int64), 0, 0)
+        self.launched.append((self.busy_until_ns, tokens))
+
+    def collect(self) -> StepTokens:
+        ended_ns, tokens = self.launched.pop(0)
+        self.now_ns = max(self.now_ns, ended_ns)
+        return tokens
+
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        raise AssertionError("steps are planned ahead")
+
+    def forget(self) -> None:
+        self.launched.clear()
+
+    def close(self) -> None: ...
+
+
+def test_steps_planned_ahead_are_timed_as_they_are_served() -> None:
+    """The tokens of a decode step wait for the launch of the prompts, whose own step is then short: together they take
+    6 us more than decode steps do."""
+    gpu, config = PlannedAheadGpu(), replace(ENGINE, async_scheduling=True)
+    steps = Steps(config, gpu, 96, 100, 0.0, lambda _: None, lambda: gpu.now_ns)
+    for _ in range(2):
+        assert set(steps.decode(2, 24)["2"]) == {2.0}
+        assert set(steps.with_prompts(2, 24, 8)["8"]) == {6.0}
+        assert set(steps.with_prompts(0, 0, 8)["8"]) == {8.0}

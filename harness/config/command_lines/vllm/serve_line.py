@@ -14,6 +14,7 @@ from harness.config.command_lines.written import line_of, replicas_comment, with
 from harness.config.run import RunConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import ALL_GATHER, SimEngine
+from simulator.handover import Role
 from simulator.vllm_versions import vllm_version
 
 # The scheduler of vLLM, as in conf/scheduler/vllm.yaml, in what no flag and no version changes.
@@ -21,20 +22,23 @@ _FIXED = {
     "policy": "admission_order", "watermark": 0.0, "allocation": "chunk", "preemption": "recompute",
     "recompute_token_us": None, "full_hit": "recompute_block", "reserved_blocks": 1, "max_padding": None,
 }  # fmt: skip
+_SIDES = {"serve": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 _ORDERS = (("fcfs", "last"), ("priority", "least_urgent"))  # --scheduling-policy fcfs and priority
 
 
-def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_over: bool = False) -> str:
+def serve_command(config: RunConfig, num_blocks: int | None = None, hand_over: tuple[str, Role] | None = None) -> str:
     """The `vllm serve` line of a configuration; a comment at its end names the version of vLLM that is asked for, and
     the settings that vLLM has no flag for.
 
-    The line is for one server, with `hands_over` for one that gives KV to others or takes it: what prices a step and
-    what sends the requests is no part of it. vLLM starts with no
-    `max_model_len` that its pool cannot hold: the line has one that `num_blocks`, the size of the pool, holds.
+    The line is for one server, with `hand_over`, a connector and a role, for one that gives KV to others or takes it:
+    what prices a step and what sends the requests is no part of it. vLLM starts with no `max_model_len` that its pool
+    cannot hold: the line has one that `num_blocks`, the size of the pool, holds.
     """
     words = ["vllm", "serve", config.model.name, *_sizes(config, num_blocks or config.num_blocks), *_choices(config)]
-    if hands_over:
-        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+    if hand_over is not None:
+        connector, role = hand_over
+        side = "kv_both" if connector == "NixlConnector" else _SIDES[role]
+        words += ["--kv-transfer-config", json.dumps({"kv_connector": connector, "kv_role": side})]
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
     return line_of(words, _comments(config))

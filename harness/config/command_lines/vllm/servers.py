@@ -10,6 +10,10 @@ from harness.errors import ConfigError
 
 _RANKS, _STAGES, _TRANSFER = "--data-parallel-size", "--pipeline-parallel-size", "--kv-transfer-config"
 _EXPERTS = "--enable-expert-parallel"
+_BOTH_SIDES = {
+    "NixlConnector": "fleet=disaggregated",
+    "P2pNcclConnector": "fleet=disaggregated fleet.kv_transfer=by_layers",
+}
 
 
 def servers(
@@ -61,9 +65,9 @@ def _one_side(text: str) -> str:
         connector = json.loads(text).get("kv_connector")
     except (ValueError, AttributeError, RecursionError):
         raise ConfigError(f"{_TRANSFER}: no JSON object") from None
-    if connector != "NixlConnector":
+    if connector not in _BOTH_SIDES:
         raise ConfigError(
             f"{_TRANSFER}: kv_connector {str(connector)[:40]!r} is not simulated, and it changes what is "
             "served; leave it out to go on"
         )
-    return f"{_TRANSFER}: one server that serves whole requests; fleet=disaggregated has both sides"
+    return f"{_TRANSFER}: one server that serves whole requests; {_BOTH_SIDES[connector]} has both sides"

@@ -1,5 +1,6 @@
 """Configuration of figures and comparisons: formats and sizes, and what task=plot draws over what."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -11,19 +12,19 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+_Formats = Annotated[tuple[Literal["png", "svg", "pdf"], ...], Field(strict=False, min_length=1)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list), Field(strict=False)]
 
 
 class PlotConfig(ConfigModel):
-    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`).
+    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`). Without formats a run's
+    figures are on its page only, as drawing files takes longer than a short simulation; all others are PNG files.
 
     task=plot draws `y` over `x`, with a colour for each value of `color` and a panel for each of `facet`; all are
     columns of comparison.csv. `log` names the logarithmic axes. `labels` replaces names in the figures by other text.
     """
 
-    formats: Annotated[
-        tuple[Literal["png", "svg", "pdf"], ...], BeforeValidator(_as_list), Field(strict=False, min_length=1)
-    ] = ("png",)
+    formats: Annotated[_Formats | None, BeforeValidator(_as_list)] = None
     width: Literal["column", "page"] = "page"
     x: Text | None = None
     y: Texts = ()
@@ -31,6 +32,11 @@ class PlotConfig(ConfigModel):
     facet: Text | None = None
     log: Literal["none", "x", "y", "xy"] | None = None
     labels: dict[str, str] | None = None
+
+    @property
+    def file_formats(self) -> Sequence[str]:
+        """Formats of the files of a figure that is drawn."""
+        return self.formats or ("png",)
 
     def name(self, text: str) -> str:
         """The text that stands for `text` in figures."""

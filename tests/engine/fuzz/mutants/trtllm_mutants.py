@@ -22,8 +22,6 @@ TRTLLM_MUTANTS = [
            "            if last is None:\n", "            if True:\n", _ONLY),
     Mutant("a prompt that is cut waits for ever", "trtllm/capacity.py",
            "            fitting.sequences = [*running.prefilling]\n", "            pass\n", _ONLY),
-    Mutant("who waits for another is not looked at again", "trtllm/capacity.py",
-           "            self._fitting.may_change = True\n            return True", "            return True", _ONLY),
     Mutant("a chunk that shares its step is larger than what is left", "trtllm/chunking.py",
            "            size = budget\n", "            size = budget + unit\n", _ONLY),
     Mutant("who gave way is not looked at again", "policies/trtllm.py", " or bool(fitting.victims)", "", _ONLY),

@@ -111,11 +111,13 @@ def test_kernels_that_a_server_was_told_to_run_are_not_asked_of_its_drafter() ->
     assert kernels_of(system) == ["marlin"] and system.drafter is not None and kernels_of(system.drafter) == []
 
 
-def test_experts_of_0_12_are_padded_on_hopper_but_not_on_8_gpus() -> None:
+def test_experts_of_0_12_are_padded_on_hopper_and_those_of_0_15_are_flashinfers() -> None:
     settings = ("model=qwen3-235b-a22b", "quantization=fp8_block", "device=h200", "engine.vllm_version=0.12.0")
     assert "deepgemm" in kernels_of(resolved(*settings, "tensor_parallel_size=4"))
-    later = [each for each in settings if "version" not in each]
-    assert "deepgemm" not in kernels_of(resolved(*later, "engine.vllm_version=0.13.0", "tensor_parallel_size=4"))
+    for version, kernel in (("0.13.0", None), ("0.15.1", "flashinfer_cutlass"), ("0.17.0", None)):
+        later = (*settings[:-1], f"engine.vllm_version={version}", "tensor_parallel_size=4")
+        found = {"deepgemm", "flashinfer_cutlass"} & set(kernels_of(resolved(*later)))
+        assert found == {kernel} - {None}
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,12 @@ def _clean_hydra() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("harness.figures.write_run_charts", "harness.studies.comparison.comparison.write_comparison_charts"):
-        monkeypatch.setattr(name, lambda *_: [])
+    monkeypatch.setattr("harness.studies.comparison.comparison.write_comparison_charts", lambda *_: [])
+
+    def drawn(*_: object) -> None:
+        raise AssertionError("files of a run's figures were not asked for")
+
+    monkeypatch.setattr("harness.figures.write_run_charts", drawn)
 
 
 @pytest.fixture
