@@ -48,7 +48,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tell_charts(charts: Mapping[str, object], folder: Path, plot: Any) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    told = {folder / f"{name}.{kind}": chart for name, chart in charts.items() for kind in plot.formats if chart}
+    told = {folder / f"{name}.{kind}": chart for name, chart in charts.items() for kind in plot.file_formats if chart}
     return [path for path, chart in told.items() if path.write_text(repr(chart))]
 
 

@@ -112,8 +112,10 @@ def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
         gaps += np.diff(times).tolist()
     np.testing.assert_array_equal(expanded_gaps(run), np.sort(gaps) * 1e-9)
     computed = run.steps["num_prefill_tokens"].sum() + run.requests["num_cached_tokens"].sum()
-    # A prompt is computed once, found in the cache, or computed again after a preemption.
-    assert computed >= run.requests["num_prompt_tokens"].sum()
+    # A prompt is computed once, found in the cache, or computed again after a preemption, unless what others computed
+    # meanwhile is found then.
+    stayed = run.requests[run.requests["num_preemptions"] == 0]
+    assert computed >= stayed["num_prompt_tokens"].sum()
     assert run.steps["num_preempted"].sum() == run.requests["num_preemptions"].sum()
     assert run.steps["num_cached_tokens"].sum() == run.requests["num_cached_tokens"].sum()
     assert run.steps["num_first_admitted_tokens"].sum() == run.requests["num_prompt_tokens"].sum()

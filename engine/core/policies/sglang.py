@@ -3,7 +3,6 @@ still generate, and retraction when it was too low."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,8 +44,8 @@ class SglangOptions:
     def __post_init__(self) -> None:
         if self.schedule_policy not in SCHEDULE_POLICIES:
             raise ValueError(f"schedule_policy={self.schedule_policy!r}: choose one of {', '.join(SCHEDULE_POLICIES)}")
-        if not 0 <= self.schedule_conservativeness <= 100:
-            raise ValueError(f"schedule_conservativeness={self.schedule_conservativeness:g}: must be >= 0 and <= 100")
+        if not 0 <= (factor := self.schedule_conservativeness) <= 100:
+            raise ValueError(f"schedule_conservativeness={factor:g}: must be >= 0 and <= 100")
 
 
 class Sglang(BasePolicy):
@@ -54,15 +53,13 @@ class Sglang(BasePolicy):
 
     options_type: ClassVar[type[Any]] = SglangOptions
     chooses_victims = True
-    needs: ClassVar[Mapping[str, object]] = {
+    needs: ClassVar[dict[str, object]] = {
         "eviction": "radix", "allocation": "chunk", "admission": "full_prompt", "preemption": "recompute",
-        "max_padding": None, "long_prefill_token_threshold": 0,
-    }  # fmt: skip
+        "max_padding": None, "long_prefill_token_threshold": 0}  # fmt: skip
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: SglangOptions) -> None:
         super().__init__(order, preemption, options)
-        self._options = options
-        self._queue = SglangQueue(options.schedule_policy)
+        self._options, self._queue = options, SglangQueue(options.schedule_policy)
         self._batch = RunningBatch()
         self._ratio = NewTokenRatio(options.schedule_conservativeness)
         self._last: Sequence | None = None  # one of those of the last step
@@ -84,8 +81,8 @@ class Sglang(BasePolicy):
         batch.follow(running, blocks)
         num_mixed = len(batch.sequences) if self._options.enable_mixed_chunk else 0
         share = 1.0 if self._options.ignore_eos else self._ratio.current
-        new = [max_new_tokens(each) - num_output_tokens(running, each) for each in batch.sequences]
-        num_reserved = sum([min(number, MOST_NEW_TOKENS) * share for number in new])
+        new = (max_new_tokens(each) - num_output_tokens(running, each) for each in batch.sequences)
+        num_reserved = sum(min(number, MOST_NEW_TOKENS) * share for number in new)
         plan_prompts(planner, draft, blocks, batch, self._queue, num_mixed=num_mixed, num_reserved=num_reserved)
         if not draft.prefills:
             decode(planner, draft, blocks, batch, self._ratio)
@@ -95,7 +92,7 @@ class Sglang(BasePolicy):
 
     def _was_idle(self) -> bool:
         """Whether nobody was there between the last step and the arrival of those who wait now."""
-        end = None if self._last is None else self._last.request.finish_time
+        end = self._last and self._last.request.finish_time
         return end is None or all(each.request.arrival_time > end for each in self._queue)
 
 

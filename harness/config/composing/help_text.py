@@ -33,7 +33,8 @@ Examples:
   {program} -m block_size=16,64,256 hydra.sweep.dir=multirun/a
       again, with more values: finished jobs are skipped
   {program} import_vllm="vllm serve Qwen/Qwen3-8B --max-num-seqs 128"
-      predict a server of vLLM from its command line; import_sglang= and import_trtllm= are alike
+      predict a server of vLLM from its command line; import_sglang= and
+      import_trtllm= are alike
   {program} task=report 'results=[outputs/a,multirun/b*]'
       compare what is there; ~, * and ** work, names with = or , need quotes
   {program} task=profile engine=gpu model=qwen3-8b
