@@ -92,7 +92,7 @@ class Sglang(BasePolicy):
 
     def _was_idle(self) -> bool:
         """Whether nobody was there between the last step and the arrival of those who wait now."""
-        end = self._last and self._last.request.finish_time
+        end = self._last.request.finish_time if self._last is not None else None
         return end is None or all(each.request.arrival_time > end for each in self._queue)
 
 
