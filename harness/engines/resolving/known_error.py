@@ -24,6 +24,7 @@ from simulator.system import System
 KNOWN_ERRORS = Path(simulator.__path__[0]) / "profiles" / "known_errors.csv"
 CLOSED_LOOP, AT_ONCE, OPEN_LOOP = "closed loop", "at once", "open loop"
 _ENOUGH = 3
+_OTHER_ENGINES = {"sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # by their policies
 
 
 class RunClass(NamedTuple):
@@ -99,6 +100,14 @@ def known_error(of: RunClass) -> KnownError | None:
     return None if found is None else found[1]._replace(words=found[0].format(kind=of.kind))
 
 
+def known_error_of(system: System, load: str) -> KnownError | None:
+    """The errors of the nearest class of runs; None with fitted constants, and for the scheduler of an engine of which
+    no class is kept."""
+    if system.calibration or system.scheduler.policy in _OTHER_ENGINES:
+        return None
+    return known_error(run_class(system, load))
+
+
 def cost_model_text(system: System, load: str) -> str:
     """The cost model and its known error, such as "profiled (aiconfigurator h100_sxm vllm 0.24.0): TPOT -0.8 %, 90 %
     within 6.2 %; ... in 45 public runs of the same model, weights, GPU and kind of load"."""
@@ -111,7 +120,9 @@ def cost_model_text(system: System, load: str) -> str:
         name = f"profiled {told}" if told else f"profiled on {system.profile.meta.device}"
     if fitted:
         return f"{name}{fitted}, not validated with fitted constants"
-    known = known_error(run_class(system, load))
+    if engine := _OTHER_ENGINES.get(system.scheduler.policy):
+        return f"{name}, known errors are of servers of vLLM: how far off {engine} was is in docs/fidelity.md"
+    known = known_error_of(system, load)
     return f"{name}: {known_error_text(known)}" if known else f"{name}, not validated: no public run is like this one"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from harness.config import RunConfig, SimEngine
 from harness.config.pools import pools_of
 from harness.config.schema.tasks.capacity import CapacityConfig
-from harness.engines.resolving.known_error import known_error, load_of, run_class
+from harness.engines.resolving.known_error import known_error_of, load_of
 from harness.engines.resolving.system import resolve
 from harness.results.slo import limits_ms
 from harness.results.summary import number, percent
@@ -70,8 +70,7 @@ def model_error(config: RunConfig) -> Row | None:
     constants, and where no class of public runs is near."""
     if not isinstance(config.engine, SimEngine):
         return None
-    system = resolve(config)
-    known = None if system.calibration else known_error(run_class(system, load_of(config.arrival.kind)))
+    known = known_error_of(resolve(config), load_of(config.arrival.kind))
     spread = known and known.errors.get("throughput")
     return {**spread._asdict(), "runs": known.runs, "words": known.words} if known and spread else None
 

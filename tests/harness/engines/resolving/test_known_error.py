@@ -53,11 +53,12 @@ def test_the_nearest_class_with_enough_runs_is_taken(
             ("of dense models with such weights on this GPU",),
         ),
         (("model=qwen3-14b",), "all_at_once", ("TPOT -41.5 %", "in 5 public runs of the same model")),
+        (("scheduler=sglang",), "poisson", ("how far off SGLang was",)),
         (("device=l40s",), "poisson", ("of dense models with such weights on other GPUs",)),
         (("model=qwen3-next-80b-a3b", "tensor_parallel_size=4"), "poisson", ("no public run is like this one",)),
     ],
 )  # fmt: skip
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 def test_the_text_names_cost_model_and_error(overrides: tuple[str, ...], load: str, texts: tuple[str, ...]) -> None:
     text = cost_model_text(resolve(composed(*overrides)), load_of(load))
     assert all(each in text for each in texts), text
