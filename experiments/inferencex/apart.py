@@ -74,7 +74,8 @@ def rows(data: Path) -> pd.DataFrame:
 
 def selections(data: Path) -> Iterator[Selected]:
     """What rows of one model on one GPU have in common."""
-    yield from rows(data)[["backend", "model_path", "precision", "system"]].drop_duplicates().itertuples(index=False)
+    names = ["backend", "model_path", "precision", "system"]
+    yield from rows(data)[names].drop_duplicates().itertuples(index=False, name=None)  # plain tuples, which can be sent
 
 
 def points(data: Path, selected: Selected, every: int = 1) -> Found:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from experiments.inferencex.apart import points, rows, unsimulated
+from experiments.inferencex.apart import points, rows, selections, unsimulated
 from tests.harness.measured.builders import ROW
 
 SIDE = {"num_workers": 1, "tp_size": 4, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 4, "moe_ep_size": 1}
@@ -44,6 +45,11 @@ def test_a_row_that_tells_too_little_of_its_servers_is_left_out(tmp_path: Path) 
     )
     assert len(reasons) == len(parts) and all(part in reason for part, reason in zip(parts, reasons, strict=True))
     assert not reasons[0] and not reasons[1]
+
+
+def test_selections_can_be_sent_to_processes(tmp_path: Path) -> None:
+    found = list(selections(table(tmp_path, {}, {}, {"system": "b200_sxm"})))
+    assert pickle.loads(pickle.dumps(found)) == found and len(found) == 2
 
 
 @pytest.mark.long
