@@ -61,7 +61,11 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     ("fleets of InferenceX: TensorRT-LLM, simulated as vLLM by its own kernels", "", _apart("TensorRT-LLM")),
     ("fleets of InferenceX: SGLang, simulated as vLLM", "", _apart("SGLang")),
     ("SGLang, by its scheduler and kernels", "SGLang, by its scheduler and kernels", _served("SGLang")),
-    ("TensorRT-LLM, simulated as vLLM", "TensorRT-LLM, simulated as vLLM", _served("TensorRT-LLM")),
+    (
+        "TensorRT-LLM, by its scheduler and kernels",
+        "TensorRT-LLM, by its scheduler and kernels",
+        _served("TensorRT-LLM"),
+    ),
 ]
 
 
@@ -76,6 +80,7 @@ def write_pages(folder: Path) -> None:
         *_classes(counted[_BY_KERNELS(counted)], "", set(expected)),
         *((name, part) for name, _, mask in _MANY if len(part := counted[mask(counted)])),
         *_classes(counted[_served("SGLang")(counted)], "SGLang: ", set(expected)),
+        *_classes(counted[_served("TensorRT-LLM")(counted)], "TensorRT-LLM: ", set(expected)),
     ]
     lines = [[_marked(name, part), f"{len(part):,}", *_cells(part), expected.get(name, "")] for name, part in rows]
     text = _with_table(text, "| simulated, by kernels", lines)

@@ -15,11 +15,12 @@ METRICS = ("ttft", "tpot", "e2el", "throughput")  # ms, ms, ms, and output token
 
 
 _REASONS = {
-    "cost.profile='aiconfigurator": "SGLang's kernels were not timed for this model on this GPU",
+    "cost.profile='aiconfigurator": "kernels of SGLang or TensorRT-LLM were not timed for this model on this GPU",
     "does not fit": "the model does not fit on these GPUs",
     "leave it out": "a flag of the server is not simulated",
     "config.json": "the configuration of the model is not known",
     "not all served": "the simulation does not serve all requests",
+    "were refused in the simulation": "the simulation does not serve all requests",
 }
 
 

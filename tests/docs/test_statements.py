@@ -65,7 +65,7 @@ def test_errors_in_the_readme_and_on_the_page_are_those_of_the_board() -> None:
     for starts, part in parts.items():
         for start, text in zip(starts, (text_of("README.md"), text_of("fidelity.md")), strict=True):
             (row,) = (line for line in text.splitlines() if line.startswith(start))
-            assert f"| {len(part)} |" in row
+            assert f"| {len(part):,} |" in row
             for metric in ("tpot", "ttft", "throughput"):
                 found = part[f"{metric}_error_pct"].dropna().abs()
                 assert f"{found.median():.1f} / {found.quantile(0.9):.1f}" in row, metric

@@ -36,4 +36,4 @@ def test_servers_are_entered_by_their_command_lines(tmp_path: Path) -> None:
     assert (other.engine, other.kind.precision, other.kind.load) == ("SGLang", "fp8_block", "at once")
     assert 4 < vllm.predicted["tpot"] < 9 and vllm.measured["tpot"] == pytest.approx(7)
     assert other.assumed == "mean lengths" and sorted(found.left_out.values()) == [1, 1, 1]
-    assert "SGLang's kernels were not timed for this model on this GPU" in found.left_out
+    assert any("were not timed for this model on this GPU" in reason for reason in found.left_out)
