@@ -19,7 +19,7 @@ def board_chart(table: pd.DataFrame) -> Chart:
     both = priced.dropna(subset=["measured_tpot", "measured_ttft"])
     drawn = both.rename(columns={f"{old}_{name}": new for name in ("ttft", "tpot") for old, new in
                                  (("measured", f"{name}_ms"), ("predicted", f"simulated_{name}_ms"))})  # fmt: skip
-    subtitle = "MEASURED: public benchmarks · SIMULATED: vLLM, kernels of NVIDIA's database"
+    subtitle = "MEASURED: public benchmarks · SIMULATED: by kernels of NVIDIA's database"
     scatter = rows_chart(drawn, subtitle, by="engine", title="engine")
     vllm = priced[priced["engine"] == "vLLM"]
     clients = pd.cut(vllm["clients"], [0, 4, 16, 64, 1e9], labels=["1 to 4", "5 to 16", "17 to 64", "more"])
