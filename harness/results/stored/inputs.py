@@ -47,12 +47,13 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 
 def read_inputs(folder: Path) -> dict[str, str]:
-    """The digests of the task that wrote to `folder`; empty where there are none or they cannot be read."""
+    """The digests of the task that wrote to `folder`, those that are texts; empty where none can be read."""
     try:
         digests = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return digests if isinstance(digests, dict) else {}
+    texts = digests.items() if isinstance(digests, dict) else ()
+    return {name: digest for name, digest in texts if isinstance(digest, str)}
 
 
 def _path(name: str) -> Path:

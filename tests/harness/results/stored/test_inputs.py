@@ -21,3 +21,9 @@ def test_a_folder_of_very_many_files_is_refused_and_not_read(tmp_path: Path, mon
     (tmp_path / "2").touch()
     with pytest.raises(ConfigError, match="more than 2 files"):
         inputs.input_digests(named)
+
+
+@pytest.mark.parametrize("content", ['{"a": "x", "b": {}, "c": null, "d": [1]}', "[1]", "{", "7"])
+def test_digests_that_are_no_texts_are_left_out(tmp_path: Path, content: str) -> None:
+    (tmp_path / "inputs.json").write_text(content)
+    assert inputs.read_inputs(tmp_path) == ({"a": "x"} if content.startswith('{"a"') else {})
