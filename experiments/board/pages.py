@@ -35,6 +35,11 @@ def _apart(engine: str) -> Callable[[pd.DataFrame], pd.Series[bool]]:
     return lambda table: table["load"].eq(FLEET) & table["engine"].eq(engine) & table["source"].ne("llm-d")
 
 
+def _tensorrt_llm(table: pd.DataFrame) -> pd.Series[bool]:
+    """Which points are of TensorRT-LLM simulated as itself: command lines of gpustack's users are entered as vLLM's."""
+    return _served("TensorRT-LLM")(table) & table["source"].ne("gpustack")
+
+
 _BY_KERNELS, _BY_ROOFLINE = _served("vLLM"), _served("vLLM", "roofline")
 # Rows of several classes: their name in fidelity.md, that in README.md, and which of the points that count.
 _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
@@ -64,7 +69,12 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     (
         "TensorRT-LLM, by its scheduler and kernels",
         "TensorRT-LLM, by its scheduler and kernels",
-        _served("TensorRT-LLM"),
+        _tensorrt_llm,
+    ),
+    (
+        "TensorRT-LLM of gpustack's users, simulated as the newest vLLM",
+        "",
+        lambda table: _served("TensorRT-LLM")(table) & ~_tensorrt_llm(table),
     ),
 ]
 
@@ -80,7 +90,7 @@ def write_pages(folder: Path) -> None:
         *_classes(counted[_BY_KERNELS(counted)], "", set(expected)),
         *((name, part) for name, _, mask in _MANY if len(part := counted[mask(counted)])),
         *_classes(counted[_served("SGLang")(counted)], "SGLang: ", set(expected)),
-        *_classes(counted[_served("TensorRT-LLM")(counted)], "TensorRT-LLM: ", set(expected)),
+        *_classes(counted[_tensorrt_llm(counted)], "TensorRT-LLM: ", set(expected)),
     ]
     lines = [[_marked(name, part), f"{len(part):,}", *_cells(part), expected.get(name, "")] for name, part in rows]
     text = _with_table(text, "| simulated, by kernels", lines)
