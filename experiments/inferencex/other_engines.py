@@ -77,24 +77,14 @@ def of_sglang(server: PublicServer, kernels: str) -> PublicServer:
 def of_trtllm(server: PublicServer, kernels: str) -> PublicServer:
     """`server` as TensorRT-LLM's; `kernels` as in `cost.profile`, "" where they do not matter.
 
-    InferenceX's servers have no block reuse, and a KV cache in 8 bits but for gpt-oss on Hopper; a step may hold
-    MAX_MODEL_LEN tokens for Llama, 20,000 for gpt-oss (benchmarks/70b_fp8_h200_trt_slurm.sh, 70b_fp4_b200_trt_slurm.sh,
-    gptoss_fp4_h200_trt.sh, gptoss_fp4_b200_trt.sh). NVIDIA's are taken to have the defaults.
+    NVIDIA's are taken to have the defaults. What the scripts of InferenceX say is added row by row (`trtllm_servers`).
     """
-    more: dict[str, Any] = {"scheduler": "trtllm", "block_size": 32, "frontend": "none"}
-    more |= {"engine.memory_account": "trtllm"} | ({"cost.profile": kernels} if kernels else {})
-    given: dict[str, Any] = {}
-    if server.length_ratio != 1:
-        is_gpt = server.model == "gpt-oss-120b"
-        given = {
-            "kv_cache_dtype": "auto" if is_gpt and server.device in (DEVICES[each] for each in _HOPPER) else "fp8",
-            "tokens_beyond_prompt": 11_808 if is_gpt else 1_224,
-            "gpu_memory_utilization": 0.85 if is_gpt else 0.9,
-        }
-        more |= {"scheduler.enable_prefix_caching": "false"}
-    return server._replace(
-        **given, more=more, has_front_end=False, why="TensorRT-LLM's defaults and InferenceX's scripts"
-    )
+    more: dict[str, Any] = {"scheduler": "trtllm", "block_size": 32, "engine.memory_account": "trtllm"}
+    more |= {"cost.profile": kernels} if kernels else {}
+    if server.length_ratio == 1:
+        more["frontend"] = "none"
+    why = "TensorRT-LLM's defaults" if server.length_ratio == 1 else "InferenceX's scripts of the day"
+    return server._replace(more=more, has_front_end=server.length_ratio != 1, why=why)
 
 
 def trtllm_kernels(silicon: Path, system: str, server: PublicServer) -> str:
