@@ -22,7 +22,6 @@ and the tables of the profile are made from
     attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
     experts       experts that ranks share out whole, and `exchange` what ranks with attention of their own then send
-
     steps         the host's share of a step with piecewise graphs, by `rules`
 
 Its other share is of servers without asynchronous scheduling.
