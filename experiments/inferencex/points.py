@@ -20,6 +20,8 @@ import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
+from experiments.inferencex import sglang_servers, trtllm_servers
+from experiments.inferencex.load import Load
 from experiments.inferencex.other_engines import (
     DEVICES,
     ENGINES,
@@ -30,7 +32,6 @@ from experiments.inferencex.other_engines import (
     trtllm_kernels,
 )
 from experiments.inferencex.simulation import CaseRows
-from experiments.inferencex.trtllm_servers import Load, of_load
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
 from harness.measured.inferencex import days
@@ -45,6 +46,7 @@ _FITTED = {("Llama-3.1-70B FP8", "h100-80gb", None), ("Qwen3-32B", "h100-80gb", 
 _MOST_GPUS = 8
 _COLUMNS = ("backend", "model_path", "precision", "system")
 _UNDATED = "the day on which these rows were measured is not known"
+_SCRIPTS = {"sglang": sglang_servers.of_load, "trtllm": trtllm_servers.of_load}  # of InferenceX
 _DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
 
 
@@ -124,9 +126,9 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
             if num_gpus(row) > _MOST_GPUS:
                 raise TwinServeError(f"more than {_MOST_GPUS} GPUs, which are no plain tensor parallelism")
             case = rows
-            if backend == "trtllm" and server.length_ratio != 1:
+            if (scripts := _SCRIPTS.get(backend)) and server.length_ratio != 1:
                 load = Load(each_day[row.id], num_gpus(row), int(row.isl), int(row.osl), int(row.concurrency))
-                asked = of_load(server, load)
+                asked = scripts(server, load)
                 name = str(asked)
                 case = cases[name] = cases.get(name) or CaseRows(asked, data, backend, [f"cost={cost}"])
             simulated = case.simulate(only=[place])

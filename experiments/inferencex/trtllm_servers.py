@@ -18,8 +18,9 @@ Rows of 2 November are labelled with one rank of experts, whatever their scripts
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from experiments.inferencex.load import Load
 from harness.errors import TwinServeError
 from harness.measured.public_servers import PublicServer
 
@@ -27,21 +28,6 @@ _BEFORE_LABELS = "2025-11-20"  # until then the scripts chose whole experts and 
 _MTP = ("2026-01-14", "2026-02-05", "2026-02-06")
 _DRAFTS = "speculation, of which the share of accepted drafts is not told"
 _RANKS = "data-parallel ranks of TensorRT-LLM"
-
-
-class Load(NamedTuple):
-    """What a script chooses by.
-
-    Attributes:
-        day: on which the row was measured, such as 2025-11-02.
-        num_gpus, prompt, output, clients: of the row; lengths are the longest that the client sends.
-    """
-
-    day: str
-    num_gpus: int
-    prompt: int
-    output: int
-    clients: int
 
 
 def of_load(server: PublicServer, load: Load) -> PublicServer:

@@ -40,6 +40,7 @@ POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
         "schedule_conservativeness": [0.05, 0.05, 0.3, 1.0],
         "enable_mixed_chunk": [False, True],
         "ignore_eos": [False, False, True],
+        "scheduler_recv_interval": [1, 1, 3],
     },
     "trtllm": {
         "capacity_scheduler_policy": ["guaranteed_no_evict", "max_utilization", "max_utilization", "static_batch"],
