@@ -24,8 +24,8 @@ class Tables:
 
     version = "1.0"
 
-    def __init__(self, system: str = "made_up") -> None:
-        self.system = system
+    def __init__(self, system: str = "made_up", backend: str = "vllm") -> None:
+        self.system, self.backend = system, backend
         self.versions: dict[str, str] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -89,6 +89,12 @@ def test_latent_attention_is_timed_as_a_whole_for_the_heads_of_a_rank(name: str,
     fused, half = (54.4, 2) if table == "mla" else (0.0, 1)  # small kernels that a server fuses; no more than a half
     assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096 - fused, abs=0.1)
     assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx((100 + 4096**2 * 1e-6) / half)
+
+
+def test_latent_attention_of_tensorrt_llm_stays_as_it_was_timed() -> None:
+    tables = Tables(backend="trtllm")
+    decodes, _ = mean_attention(tables, Attention(tables), listed("deepseek-v3"), 8, "auto")  # type: ignore[arg-type]
+    assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "system"), [("deepseek-v3", "b200_sxm"), ("deepseek-v3.2", "b300_sxm")])
