@@ -79,7 +79,7 @@ def _point(measured: dict[str, Any], silicon: Path, cost: str) -> Point:
         overrides += ["arrival=closed_loop", f"arrival.concurrency={clients}"]
     else:
         overrides.append("arrival=all_at_once")
-    found = run(*overrides, trace=_trace(measured))
+    found = run(*overrides, trace=trace_of(measured))
     summary = found.summary
     if unserved := unserved_text(summary):
         raise TwinServeError(f"not all served in the simulation: {unserved}")
@@ -120,7 +120,7 @@ def _command(measured: dict[str, Any], engine: str) -> str:
     return f"vllm serve {name} -tp {ranks[1] if ranks else 1}{experts}"
 
 
-def _trace(measured: dict[str, Any]) -> pd.DataFrame:
+def trace_of(measured: dict[str, Any]) -> pd.DataFrame:
     """Requests of the run's mean lengths: constant ones of a random data set, else distributed as ShareGPT's."""
     num_requests = int(measured["num_prompts"])
     lengths = {"num_prompt_tokens": measured["input_tokens"], "num_output_tokens": measured["output_tokens"]}

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.board.point import FLEET, METRICS
-from harness.engines.resolving.known_error import LEVELS, RunClass, Spread
+from harness.engines.resolving.known_error import KERNELS, LEVELS, SCALED, RunClass, Spread
 
 CLASS = ["engine", "version", "device", "model", "kind", "precision", "cost", "load"]
 _SHOWN = ("tpot", "ttft", "throughput", "e2el")
@@ -48,7 +48,7 @@ def errors(part: pd.DataFrame) -> dict[str, float]:
 def known_errors(table: pd.DataFrame) -> pd.DataFrame:
     """A row for each class of `LEVELS` that has points of servers of vLLM."""
     counted = table[(table["excluded"] == "") & (table["engine"] == "vLLM") & (table["load"] != FLEET)]
-    counted = counted[counted["cost"].isin(("kernels", "roofline"))]
+    counted = counted[counted["cost"].isin((KERNELS, SCALED, "roofline"))]
     rows: dict[RunClass, dict[str, Any]] = {}
     for left_out in LEVELS:
         keys = [name for name in RunClass._fields if name not in left_out]
