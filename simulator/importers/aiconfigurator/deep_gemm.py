@@ -29,7 +29,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from simulator.importers.aiconfigurator.gemms import Gemms
-from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
+from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.rules import SUSTAINED, memory_rule
 from simulator.models.experts import Experts
 from simulator.models.model import Model
@@ -38,10 +38,10 @@ from simulator.profile.profile import ProfileError
 NAME = "deepgemm"
 _BLOCK = 128
 _FP8_BYTES = 1
-# Two products; quantisation of their inputs; counts, zeros and two of the scatter, scales in the other order (DeepGEMM's
-# transform_sf_into_required_layout); activation, gather.
+# Two products; quantisation of their inputs; counts, zeros and two of the scatter; scales in the other order (by
+# transform_sf_into_required_layout of DeepGEMM); activation, gather.
 _KERNELS = 11
-_SIZES = 2.0 ** np.arange(16)
+_SIZES = np.array([2.0**power for power in range(16)])
 
 
 def padded_experts(
@@ -58,18 +58,17 @@ def padded_experts(
     width = block.intermediate_size // (ranks if expert_ranks == 1 else 1)
     hidden, rule, number = model.hidden_size, memory_rule(rates), block.num_experts // expert_ranks
     into, out_of = gemms.row_us("fp8_block", hidden), gemms.row_us("fp8_block", width)
-    products = (
-        (into.output_us, 2 * width, hidden),
-        (out_of.output_us, hidden, width),
-    )
-    block_us = [SUSTAINED * _BLOCK * output_us * n for output_us, n, _ in products]
-    moved = [(n * k + _BLOCK * (k + n * model.dtype_bytes)) * _FP8_BYTES for _, n, k in products]
+    products = ((into, 2 * width, hidden), (out_of, hidden, width))
+    block_us = [SUSTAINED * _BLOCK * each.output_us * n for each, n, _ in products]
+    moved = [_FP8_BYTES * (n + _BLOCK) * k + model.dtype_bytes * _BLOCK * n for _, n, k in products]
     first_us = sum(max(each, rule.us_per_byte * size) for each, size in zip(block_us, moved, strict=True))
     rows = _SIZES * block.num_used + number * (_BLOCK - 1)
     blocks = np.ceil(rows / _BLOCK)
     with_tokens = number * (1 - (1 - block.num_used / block.num_experts) ** _SIZES)
     row_us = out_of.fixed_us + 3 * width * model.dtype_bytes * rule.us_per_byte
-    scattered = block.num_used / expert_ranks * hidden * (2 * _FP8_BYTES + model.dtype_bytes)
-    token_us = into.fixed_us + (scattered + model.dtype_bytes * hidden) * rule.us_per_byte
-    times = _KERNELS * rule.fixed_us + blocks * (sum(block_us) + _BLOCK * row_us) + _SIZES * token_us
-    return MeasuredCurve(_SIZES, times + with_tokens * (first_us - sum(block_us)))
+    used = block.num_used / expert_ranks
+    copied = used * (_FP8_BYTES + model.dtype_bytes) + _FP8_BYTES + model.dtype_bytes  # by the scatter and the gather
+    token_us = into.fixed_us + copied * hidden * rule.us_per_byte
+    times: Floats = _KERNELS * rule.fixed_us + blocks * (sum(block_us) + _BLOCK * row_us) + _SIZES * token_us
+    times += with_tokens * (first_us - sum(block_us))
+    return MeasuredCurve(_SIZES, times)
