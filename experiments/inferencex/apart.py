@@ -4,11 +4,11 @@
 how many clients. A row is a pool of servers for prompts and one for decodes, each with its own tensor parallelism,
 data-parallel ranks and whole experts. Nothing is fitted. Seats and tokens of a step are those of the recipe by which
 the row was run (`experiments.inferencex.recipes`), and so are the ranks of vLLM's servers, which the file leaves out;
-where no recipe is known, they are vLLM's defaults. Requests go to the servers in turn, as behind Dynamo's frontend
-without options, over a network of 400 Gbit/s for each GPU. All have the scheduler of vLLM; SGLang's and
-TensorRT-LLM's are simulated so, too, the latter with the times of its kernels; SGLang's were not timed for these
-models. Clients are InferenceX's, with lengths from 0.8 of those stated, and send 10 requests each, or 3 where that is
-more than 2,000.
+where no recipe is known, they are vLLM's defaults. Requests go to the servers in turn, as behind one frontend of
+Dynamo, or to any, as behind several of them. The network has 400 Gbit/s for each GPU. All have the scheduler of vLLM;
+SGLang's and TensorRT-LLM's are simulated so, too, the latter with the times of its kernels; SGLang's were not timed for
+these models. Clients are InferenceX's, with lengths from 0.8 of those stated, and send 10 requests each, or 3 where
+that is more than 2,000.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 import pandas as pd
 
 from experiments import composed
-from experiments.board.point import FLEET, Found, Point, loop_throughput, refusal
+from experiments.board.point import Found, Point, loop_throughput, refusal
 from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server, trtllm_kernels
 from harness.config import RunConfig
-from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig, RuleConfig
+from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig, RouterConfig
 from harness.engines.resolving.fleet import resolve_fleet
-from harness.engines.resolving.known_error import run_class
+from harness.engines.resolving.known_error import APART, run_class
 from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, TwinServeError
 from harness.measured.public_servers import PublicServer
@@ -39,8 +39,8 @@ from simulator.fleet_system import FleetSystem
 FILE = Path(__file__).parent / "recipes.csv"
 _LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"
 _KIMI = "moonshotai/Kimi-K2.5"
-_ASSUMED = "servers in turn, 400 Gbit/s a GPU"
-_DEFAULTS = f"vLLM's defaults, {_ASSUMED}"
+_ASSUMED = "400 Gbit/s a GPU"
+_DEFAULTS = f"vLLM's defaults, servers in turn, {_ASSUMED}"
 _MOST_CLIENTS = 1024  # whose simulation takes a minute
 _NODE = 8  # GPUs
 _RACKS = ("gb200", "gb300")  # up to 72 GPUs of which are one domain of NVLink
@@ -111,7 +111,7 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
         left_out.update(["no server is known for these rows"] * len(chosen))
         return Found([], left_out)
     server = server._replace(more={"cost.profile": kernels(data, backend, system, server)})
-    config = composed("fleet=disaggregated", "router=round_robin", "engine.compress=true", *_settings(server))
+    config = composed("fleet=disaggregated", "engine.compress=true", *_settings(server))
     found = []
     for row in chosen[::every]:
         try:
@@ -178,16 +178,16 @@ def _settings(server: PublicServer) -> Iterator[str]:
 
 def _point(row: Any, config: RunConfig, server: PublicServer) -> Point:
     prefill, decode = _side(row, "prefill"), _side(row, "decode")
-    pools = DisaggregatedFleet(
-        prefill=prefill.pool(), decode=decode.pool(), decode_router=RuleConfig(rule="round_robin")
-    )
-    fleet = resolve_fleet(config.model_copy(update={"fleet": pools}))
+    rule = getattr(_recipes().get(row.id), "router", "round_robin")
+    routers = [RouterConfig(rule=rule, options={"seed": seed} if rule == "random" else {}) for seed in range(2)]
+    pools = DisaggregatedFleet(prefill=prefill.pool(), decode=decode.pool(), decode_router=routers[1])
+    fleet = resolve_fleet(config.model_copy(update={"fleet": pools, "router": routers[0]}))
     ttft, tpot = simulate(fleet, row, server.length_ratio)
     clients, output = int(row.clients), (1 + server.length_ratio) / 2 * row.osl
     measured, predicted = {"ttft": row.silicon_ttft_ms, "tpot": row.silicon_tpot_ms}, {"ttft": ttft, "tpot": tpot}
     for times in (measured, predicted):
         times["throughput"] = loop_throughput(clients, output, times["ttft"], times["tpot"])
-    kinds = [run_class(pool.system, FLEET) for pool in fleet.pools]
+    kinds = [run_class(pool.system, APART) for pool in fleet.pools]
     kind = next((each for each in kinds if each.cost != "kernels"), kinds[-1])
     return Point(
         id=row.id, source="InferenceX" if server.length_ratio < 1 else "NVIDIA", link=_LINK,

@@ -6,6 +6,10 @@
 silicon_sample.csv tells the day of its run. `nvidia-master.yaml` of InferenceX tells, for each day, which recipe ran
 which clients on which layout; the recipe is a file of srt-slurm, with the options of the servers. Rows with drafts
 have none here, nor have those that no version of the list names.
+
+One frontend of Dynamo hands requests to its servers in turn. Several of them, which srt-slurm starts by default, do so
+each for itself, behind an nginx whose processes (`worker_processes auto`) choose among them each for itself, too: what
+a server gets is then as if it was drawn.
 """
 
 from __future__ import annotations
@@ -104,10 +108,12 @@ def _settings(clone: str, recipe: str, day: str) -> dict[str, Any]:
     log = [line.split() for line in _git(clone, "log", "--all", "--format=%H %cs", "--", recipe).splitlines()]
     texts = [(date, commit, text) for commit, date in log if (text := _git(clone, "show", f"{commit}:{recipe}"))]
     date, commit, text = max((each for each in texts if each[0] <= day), default=min(texts))
-    backend = yaml.safe_load(text)["backend"]
+    document = yaml.safe_load(text)
+    backend, frontend = document["backend"], document.get("frontend") or {}
     config = next(value for name, value in backend.items() if name.endswith("_config") and isinstance(value, dict))
     return {
         "recipe": recipe, "commit": commit[:8],
+        "router": "random" if frontend.get("enable_multiple_frontends", True) else "round_robin",
         **{f"{name}_{key}": value for name in ("prefill", "decode") for key, value in _side(config[name]).items()},
     }  # fmt: skip
 
