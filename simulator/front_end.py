@@ -5,7 +5,7 @@
 vLLM's API server is an event loop. A request passes through it in several turns, and each turn waits for a turn of all
 other requests that are there: they share the processor equally. So a thousand requests at once reach the engine nearly
 together, after the work of all of them, which is how public runs look (`simulator.vllm_versions` has the constants).
-Prompts are tokenised in a thread of their own, in order.
+Prompts are tokenised in a thread of their own, in order; of several processes the first that is free takes the next.
 What the process does with tokens that come out is not priced: it runs beside the engine and rarely holds it up.
 """
 
@@ -77,7 +77,7 @@ class FrontEnd:
         self._clock = 0.0  # work in ns that each request which has been there from the start got until `_now`
         self._now = 0
         self._working: deque[tuple[float, int, int]] = deque()  # the clock when done, row, arrival; in order
-        self._tokenised_ns = 0.0  # when the tokenisers are done with all that they have, as if they were one
+        self._tokenised_ns = [0.0] * num_processes  # a heap: when each tokeniser is done with what it has
         self._on_way: list[tuple[int, int, int]] = []  # a heap: when the engine sees it, row, arrival
         self._seen: list[tuple[int, int]] = []  # at `next_ns`, if arrivals are fixed
         self._are_fixed = are_fixed
@@ -123,7 +123,11 @@ class FrontEnd:
 
     def on_finish(self, row: int, now_ns: int) -> None:
         self._arrivals.on_finish(row, max(now_ns, self._now))  # what is refused is so at its arrival
-        if self._arrivals.next_ns < self.next_ns:  # somebody waited for this end
+        self.look()  # somebody may have waited for this end
+
+    def look(self) -> None:
+        """An arrival may be earlier than it was."""
+        if self._arrivals.next_ns < self.next_ns:
             self.next_ns = self._arrivals.next_ns
 
     def _work_until(self, time: int) -> None:
@@ -133,8 +137,9 @@ class FrontEnd:
         while working and working[0][0] <= self._clock + _ROUNDING:
             _, row, arrival = working.popleft()
             work = self._times.prompt_token_ns * self._prompt_tokens[row]
-            self._tokenised_ns = max(self._tokenised_ns, time) + work / self._num_processes
-            heapq.heappush(self._on_way, (ceil(self._tokenised_ns) + self._latency_ns(row), row, arrival))
+            done_ns = max(self._tokenised_ns[0], time) + work
+            heapq.heapreplace(self._tokenised_ns, done_ns)
+            heapq.heappush(self._on_way, (ceil(done_ns) + self._latency_ns(row), row, arrival))
 
     def _requests_per_process(self) -> float:
         return max(1.0, len(self._working) / self._num_processes)
@@ -155,3 +160,51 @@ class FrontEnd:
         if self._on_way and self._on_way[0][0] < next_ns:
             next_ns = self._on_way[0][0]
         self.next_ns = next_ns
+
+
+class SecondFrontEnd:
+    """The front ends of servers for decodes, where a request is parsed and tokenised again.
+
+    Args:
+        prompt_tokens: of each row.
+    """
+
+    def __init__(self, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int) -> None:
+        self._coming = _Coming()
+        self._front_end = FrontEnd(self._coming, times, prompt_tokens, num_processes)
+
+    @property
+    def next_ns(self) -> int:
+        """When the next request has passed, at the earliest; NEVER where none is there."""
+        return self._front_end.next_ns
+
+    def enter(self, row: int, at_ns: int) -> None:
+        """A request comes at this time, which is not past."""
+        self._coming.push(row, at_ns)
+        self._front_end.look()
+
+    def pop_due(self, now_ns: int) -> list[int]:
+        """The rows that have passed, in order."""
+        return [row for _, row in self._front_end.pop_due(now_ns)]
+
+
+class _Coming:
+    """Arrivals that are told one by one."""
+
+    def __init__(self) -> None:
+        self._coming: list[tuple[int, int]] = []  # a heap of times and rows
+        self.next_ns = NEVER
+
+    def push(self, row: int, at_ns: int) -> None:
+        heapq.heappush(self._coming, (at_ns, row))
+        self.next_ns = self._coming[0][0]
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        due = []
+        while self._coming and self._coming[0][0] <= now_ns:
+            due.append(heapq.heappop(self._coming))
+        self.next_ns = self._coming[0][0] if self._coming else NEVER
+        return due
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        """Nobody waits for an end."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.board.classes import errors
-from experiments.board.point import FLEET
+from experiments.board.point import FLEETS
 from harness.engines.resolving.known_error import SCALED
 
 _FIDELITY, _README, _MODELS = Path("docs/fidelity.md"), Path("README.md"), Path("docs/scheduler_and_cost_model.md")
@@ -25,7 +25,7 @@ def _served(engine: str, cost: str = "kernels", kind: str = "") -> Callable[[pd.
     """Which points are of single servers of `engine`, priced by `cost`, of models whose kind starts with `kind`."""
 
     def mask(table: pd.DataFrame) -> pd.Series[bool]:
-        chosen = table["engine"].eq(engine) & table["cost"].eq(cost) & table["load"].ne(FLEET)
+        chosen = table["engine"].eq(engine) & table["cost"].eq(cost) & ~table["load"].isin(FLEETS)
         return chosen & table["kind"].str.startswith(kind)
 
     return mask
@@ -33,7 +33,7 @@ def _served(engine: str, cost: str = "kernels", kind: str = "") -> Callable[[pd.
 
 def _apart(engine: str) -> Callable[[pd.DataFrame], pd.Series[bool]]:
     """Which points are of fleets of `engine` by InferenceX and NVIDIA."""
-    return lambda table: table["load"].eq(FLEET) & table["engine"].eq(engine) & table["source"].ne("llm-d")
+    return lambda table: table["load"].isin(FLEETS) & table["engine"].eq(engine) & table["source"].ne("llm-d")
 
 
 def _tensorrt_llm(table: pd.DataFrame) -> pd.Series[bool]:
@@ -72,7 +72,7 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     (
         "fleets of llm-d: 8 servers behind routers; prompts and decodes apart",
         "fleets of vLLM by llm-d",
-        lambda table: table["load"].eq(FLEET) & table["source"].eq("llm-d"),
+        lambda table: table["load"].isin(FLEETS) & table["source"].eq("llm-d"),
     ),
     ("fleets of InferenceX, prompts and decodes apart: vLLM", "", _apart("vLLM")),
     ("fleets of InferenceX: TensorRT-LLM, simulated as vLLM by its own kernels", "", _apart("TensorRT-LLM")),

@@ -9,13 +9,14 @@ from pydantic import ValidationError
 from harness.config.devices import device_named
 from harness.config.explaining import explain
 from harness.config.run import RunConfig
-from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig
+from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, RouterConfig
 from harness.errors import ConfigError
 from simulator.handover import Role
 
 _SAME = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "quantization",
-    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_blocks",
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_blocks", "max_model_len",
+    "kv_cache_memory_bytes",
 )  # fmt: skip
 
 
@@ -40,7 +41,10 @@ def pools_of(config: RunConfig) -> list[Pool]:
     for name, pool in zip(names, fleet.pools, strict=True):
         key = f"fleet.{name}" if isinstance(fleet, DisaggregatedFleet) else f"fleet.pools.{name}"
         try:
-            found.append(Pool(pool.role, _config_of(pool, config)))
+            own = _config_of(pool, config)
+            if pool.role == "decode":
+                own = own.model_copy(update={"router": RouterConfig(**dict(fleet.decode_router))})
+            found.append(Pool(pool.role, own))
         except ValidationError as error:
             raise ConfigError(f"{key}.{explain(error)}") from None
         except ConfigError as error:
@@ -48,6 +52,8 @@ def pools_of(config: RunConfig) -> list[Pool]:
     for role, own in found:
         if role != "serve" and (obstacle := _obstacle(role, own)):
             raise ConfigError(f"fleet: a server for {role} {obstacle}")
+    if config.is_apart and len(formats := {own.kv_cache_dtype for _, own in found}) > 1:
+        raise ConfigError(f"fleet: KV caches of {' and '.join(sorted(formats))}: what is handed over has one format")
     return sorted(found, key=lambda pool: pool.role == "decode")
 
 
@@ -55,6 +61,10 @@ def _config_of(pool: PoolConfig, config: RunConfig) -> RunConfig:
     update: dict[str, Any] = {name: value for name in _SAME if (value := getattr(pool, name)) is not None}
     if pool.device is not None:
         update["device"] = device_named(pool.device)
+    if pool.engine:
+        if "kind" in pool.engine:
+            raise ConfigError("engine.kind: is that of the run")
+        update["engine"] = {**config.engine.model_dump(), **pool.engine}
     if pool.scheduler:
         update["scheduler"] = {**config.scheduler.model_dump(), **pool.scheduler}
     if pool.tiers:

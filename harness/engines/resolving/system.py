@@ -14,7 +14,7 @@ from harness.config.schema.system import ALL_GATHER, AUTO, All2AllBackend
 from harness.engines.resolving import calibration_files
 from harness.engines.resolving.custom_cost import maker_of
 from harness.engines.resolving.drafting import accepted_from, resolve_speculation
-from harness.engines.resolving.kv_pool import kv_pool
+from harness.engines.resolving.kv_pool import graph_tokens, kv_pool
 from harness.engines.resolving.shapes import contiguous_rule, device_rates, model_shape
 from harness.engines.resolving.shipped_kernels import made_of, profile_of
 from harness.engines.resolving.tier_sizes import resolve_tiers
@@ -22,7 +22,6 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT
 from simulator.importers.aiconfigurator.shipped import shipped_exchange
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
@@ -75,7 +74,7 @@ def resolve(config: RunConfig) -> System:
     if model.state_bytes() and system.scheduler.enable_prefix_caching:
         scheduler = replace(system.scheduler, enable_prefix_caching=False)
         system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
-    system = _with_exchange(_priced(system, _graph_tokens(config)), engine.all2all_backend)
+    system = _with_exchange(_priced(system, graph_tokens(config)), engine.all2all_backend)
     if drafter is not None:
         own = _drafting(system, drafter)
         system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
@@ -195,14 +194,6 @@ def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
     """`profile`, or where GPUs share out whole experts that of such ranks; None if those were not timed."""
     ranks = system.model.num_expert_ranks
     return profile if ranks == 1 else with_whole_experts(profile, ranks, apart=system.data_parallel_size > 1)
-
-
-def _graph_tokens(config: RunConfig) -> int | None:
-    """`engine.max_graph_tokens`; 0 with DeepEP's kernels of high throughput, with which vLLM runs no CUDA graphs
-    (`cudagraph_mode` in its config/compilation.py)."""
-    assert isinstance(config.engine, SimEngine)
-    is_eager = config.data_parallel_size > 1 and config.engine.all2all_backend == HIGH_THROUGHPUT
-    return 0 if is_eager else config.engine.max_graph_tokens
 
 
 def _with_exchange(system: System, backend: All2AllBackend) -> System:
