@@ -28,7 +28,7 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    last_s: float | None = None
+    last_ns: int | None = None
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -41,15 +41,15 @@ class Answering:
     """The answer to one call, and what the server counts of it.
 
     Args:
-        started_s: when the call came, by `time.perf_counter`.
+        started_ns: when the call came, by `time.monotonic_ns`.
     """
 
-    def __init__(self, asked: Asked, opened: Opened, channel: Channel, model: str, tally: Tally, started_s: float):
+    def __init__(self, asked: Asked, opened: Opened, channel: Channel, model: str, tally: Tally, started_ns: int):
         self._asked = asked
         self._opened = opened
         self._channel = channel
         self._tally = tally
-        self._started_s = started_s
+        self._started_ns = started_ns
         self._created = int(time.time())
         self._model = model
         self._id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -104,8 +104,26 @@ class Answering:
     def _next_chunk(self, delta: Delta) -> bytes:
         """The chunk of a delta that ends nothing, which nearly all are: put together without making its document."""
         index = self._note(delta)
+        return self._plain(index, delta, self._num_tokens)
+
+    def ahead(self, delta: Delta) -> bytes | None:
+        """The same before the delta is due, which is then not counted; None where other sequences or
+        log-probabilities belong to the chunk."""
+        if len(self._choices) > 1 or self._asked.params.logprobs is not None:
+            return None
+        return self._plain(0, delta, self._num_tokens + len(delta.token_ids))
+
+    def count_sent(self, sent_ns: int) -> float:
+        """Count the token of a chunk that was made ahead and sent; returns the seconds since the token before it."""
+        choice = self._choices[0]
+        assert choice.last_ns is not None, "the first token of a sequence is not made ahead"
+        gap_s, choice.last_ns = (sent_ns - choice.last_ns) * 1e-9, sent_ns
+        self._num_tokens += 1
+        return gap_s
+
+    def _plain(self, index: int, delta: Delta, num_tokens: int) -> bytes:
         ids = f',"token_ids":{_to_json(delta.token_ids)}' if self._asked.shows_ids else ""
-        usage = f',"usage":{self._usage_text()}' if self._asked.shows_running_usage else ""
+        usage = f',"usage":{self._usage_text(num_tokens)}' if self._asked.shows_running_usage else ""
         return (
             f"{self._before[index]}{encode_basestring_ascii(delta.text)}{self._after}"
             f'"logprobs":null,"finish_reason":null,"stop_reason":null{ids}}}]{usage}}}\n\n'
@@ -118,13 +136,13 @@ class Answering:
     def _note(self, delta: Delta) -> int:
         """Add a delta to its sequence, whose number is returned, and count it."""
         index = delta.prompt * self._asked.params.n + delta.sequence
-        choice, now, number = self._choices[index], time.perf_counter(), len(delta.token_ids)
+        choice, now_ns, number = self._choices[index], time.monotonic_ns(), len(delta.token_ids)
         if number:
-            if choice.last_s is not None:
-                self._tally.times["itl"].add((now - choice.last_s) / number, number)
-            choice.last_s = now
+            if choice.last_ns is not None:
+                self._tally.times["itl"].add((now_ns - choice.last_ns) * 1e-9 / number, number)
+            choice.last_ns = now_ns
             if not self._has_begun:
-                self._tally.times["ttft"].add(now - self._started_s)
+                self._tally.times["ttft"].add((now_ns - self._started_ns) * 1e-9)
                 self._has_begun = True
             self._num_tokens += number
             self._tally.output_tokens += number
@@ -135,7 +153,7 @@ class Answering:
         if delta.finish_reason is not None:
             self._tally.ended[delta.finish_reason] += 1
             if self.has_ended:
-                self._tally.times["e2el"].add(now - self._started_s)
+                self._tally.times["e2el"].add((now_ns - self._started_ns) * 1e-9)
         return index
 
     def _head(self, suffix: str) -> dict[str, Any]:
@@ -144,7 +162,7 @@ class Answering:
     def _chunk(self, choices: list[dict[str, Any]], *, with_usage: bool = False) -> bytes:
         text = f'{self._opening}"choices":{_to_json(choices)}'
         if with_usage or self._asked.shows_running_usage:
-            text += f',"usage":{self._usage_text()}'
+            text += f',"usage":{self._usage_text(self._num_tokens)}'
         return f"{text}}}\n\n".encode()
 
     def _choice(self, index: int, choice: Choice, part: str) -> dict[str, Any]:
@@ -165,11 +183,11 @@ class Answering:
         return found
 
     def _usage(self) -> dict[str, Any]:
-        usage: dict[str, Any] = json.loads(self._usage_text())
+        usage: dict[str, Any] = json.loads(self._usage_text(self._num_tokens))
         return usage
 
-    def _usage_text(self) -> str:
-        num_prompt, num_output = self._num_prompt_tokens, self._num_tokens
+    def _usage_text(self, num_output: int) -> str:
+        num_prompt = self._num_prompt_tokens
         return (
             f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_output},"total_tokens":{num_prompt + num_output},'
             f'"prompt_tokens_details":{{"cached_tokens":{self._channel.num_cached_tokens}}}}}'

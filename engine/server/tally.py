@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, abc
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from engine.core.scheduler import Scheduler
 _SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
+_LATENESS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
 _HISTOGRAMS = {
     "ttft": ("time_to_first_token_seconds", "From a request to its first token."),
     "itl": ("inter_token_latency_seconds", "From a token of a sequence to the next."),
@@ -31,6 +32,16 @@ class Histogram:
     def add(self, value: float, count: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
+
+    def add_all(self, values: abc.Iterable[float]) -> None:
+        ordered = sorted(values)
+        self._sum += sum(ordered)
+        below = 0
+        for at, bound in enumerate(self._bounds):
+            count = bisect_right(ordered, bound)
+            self._counts[at] += count - below
+            below = count
+        self._counts[-1] += len(ordered) - below
 
     def lines(self, name: str, labels: str) -> abc.Iterator[str]:
         total = 0
@@ -57,7 +68,7 @@ class Tally:
     preemptions: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # sequences, by the reason why
     times: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in _HISTOGRAMS})
-    lateness: Histogram = field(default_factory=Histogram)
+    lateness: Histogram = field(default_factory=lambda: Histogram(_LATENESS))
 
     @property
     def num_waiting(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request
@@ -21,15 +21,24 @@ _EARLY_NS = 1_200_000  # timers of an event loop are up to a millisecond late: f
 class Live:
     """Runs a replica in an event loop. The clock is `time.monotonic_ns`.
 
+    Args:
+        on_begun: told of each plan that begins; what it does has the time that the step takes.
+
     Raises:
         ValueError: the replica prices many steps at once, which could not be told one by one.
     """
 
-    def __init__(self, replica: Replica, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        loop: asyncio.AbstractEventLoop,
+        on_begun: Callable[[StepPlan], None] = lambda plan: None,
+    ) -> None:
         if replica.compress:
             raise ValueError("in real time each step is priced on its own")
         self._replica = replica
         self._loop = loop
+        self._on_begun = on_begun
         self._plan: StepPlan | None = None  # made ahead
         self._is_idle = True
         self._last_ns = 0  # of the simulation: no request is taken for one that came before
@@ -55,6 +64,7 @@ class Live:
         self._is_idle = plan is None
         if plan is not None:
             price = replica.price(plan, now)
+            self._on_begun(plan)
             due_ns = now + (price if isinstance(price, int) else price[1].item(-1))
             # Not at once, even where it is late: what the step before brought is written first.
             self._loop.call_soon(self._at, due_ns, self._number, plan, now, price)

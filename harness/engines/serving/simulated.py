@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import abc
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.api.outputs import FinishReason
 from engine.api.prompts import check_token_ids
@@ -13,7 +14,7 @@ from engine.core.hashing import extend_hashes
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.sampling_params import SamplingParams
-from engine.server.backend import Channel, Delta, Opened, PromptInput
+from engine.server.backend import Channel, Delta, Line, Opened, PromptInput
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
 from simulator.drivers.live import Live
@@ -39,6 +40,16 @@ class _Stream:
     number: int
     first_token: int
     num_sent: int = 0
+
+
+class _Made(NamedTuple):
+    """The chunk of a token that is due when the step under way ends; with it, `stream` has `num_tokens` tokens."""
+
+    sequence: Sequence
+    stream: _Stream
+    line: Line
+    data: bytes
+    num_tokens: int
 
 
 class Observers:
@@ -94,6 +105,7 @@ class SimulatedBackend:
         self._calls: dict[int, tuple[_Call, int]] = {}  # by the id of each unfinished request, and its place
         self._streams: dict[Sequence, _Stream] = {}  # that have begun
         self._touched: list[Sequence] = []
+        self._made: list[_Made] = []
         self._end_ns = 0
         self._num_requests = 0
 
@@ -101,7 +113,7 @@ class SimulatedBackend:
         observers = Observers([self.tally, *self._observers, self])
         replica = self._replica = make_replica(self._system, self._system.cost_model(), observers)
         self.tally.scheduler = lambda: replica.scheduler
-        self._live = Live(replica, asyncio.get_running_loop())
+        self._live = Live(replica, asyncio.get_running_loop(), self._make_ahead)
 
     # -- what the server asks for ---------------------------------------------------------------------------------
 
@@ -179,9 +191,10 @@ class SimulatedBackend:
 
     def on_commit(self, outcome: StepOutcome) -> None:
         # the forks of a request exist from the commit of its prompt on
+        sent = self._send_made()
         touched = {each: None for sequence in self._touched for each in sequence.request.sequences}
         for sequence in touched:
-            if sequence.request_id in self._calls:
+            if sequence not in sent and sequence.request_id in self._calls:
                 self._hand_out(sequence)
         for request in outcome.finished:
             self._forget(request)
@@ -192,11 +205,46 @@ class SimulatedBackend:
         sent, count = stream.num_sent, sequence.num_output_tokens
         if count == sent:
             return
-        tokens = [(stream.first_token + _PRIME * at) % self._vocab_size for at in range(sent, count)]
-        stream.num_sent = count
         reason: FinishReason | None = "length" if sequence.status is SequenceStatus.FINISHED else None
-        text = self._words.decode(tokens)
-        stream.channel.put([Delta(stream.prompt, stream.number, text, tokens, None, reason, None, self._end_ns)])
+        stream.channel.put([self._delta(stream, count)._replace(finish_reason=reason, due_ns=self._end_ns)])
+        stream.num_sent = count
+
+    def _delta(self, stream: _Stream, count: int) -> Delta:
+        """The tokens of a stream from those that were handed out to the first `count`."""
+        tokens = [(stream.first_token + _PRIME * at) % self._vocab_size for at in range(stream.num_sent, count)]
+        return Delta(stream.prompt, stream.number, self._words.decode(tokens), tokens)
+
+    def _make_ahead(self, plan: StepPlan) -> None:
+        """Make the chunks that the decodes of a plan will bring, while its time passes."""
+        self._made = []
+        if self._system.speculation is not None:  # nobody knows how many tokens a step brings
+            return
+        for sequence in plan.decodes:
+            stream = self._streams.get(sequence)
+            if stream is None or (line := stream.channel.line) is None:
+                continue
+            count = stream.num_sent + 1
+            if count < sequence.request.max_tokens and (data := line.make(self._delta(stream, count))) is not None:
+                self._made.append(_Made(sequence, stream, line, data, count))
+
+    def _send_made(self) -> set[Sequence]:
+        """Send the chunks that were made ahead; returns the sequences whose chunks were sent."""
+        sent: list[_Made] = []
+        times: list[int] = []
+        clock = time.monotonic_ns
+        for made in self._made:
+            sequence, stream, line, data, num_tokens = made
+            if sequence.num_output_tokens == num_tokens and not stream.channel.pending and line.send(data):
+                times.append(clock())
+                sent.append(made)
+        self._made = []
+        for made in sent:
+            made.stream.num_sent = made.num_tokens
+        gaps = [made.line.count_sent(sent_ns) for made, sent_ns in zip(sent, times, strict=True)]
+        self.tally.times["itl"].add_all(gaps)
+        self.tally.lateness.add_all([(each - self._end_ns) * 1e-9 for each in times])
+        self.tally.output_tokens += len(sent)
+        return {made.sequence for made in sent}
 
     def _begin(self, sequence: Sequence) -> _Stream:
         request = sequence.request

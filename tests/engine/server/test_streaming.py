@@ -24,7 +24,7 @@ flags = st.booleans()
 
 def answering(channel: Channel, *, chat: bool = False, usage: bool = False, ids: bool = False, n: int = 1) -> Answering:
     asked = Asked(chat, [[1, 2]], SamplingParams(n=n), True, usage, usage, ids, 0)
-    return Answering(asked, Opened(None, [[1, 2]]), channel, "m", Tally(), 0.0)
+    return Answering(asked, Opened(None, [[1, 2]]), channel, "m", Tally(), 0)
 
 
 @given(text=st.text(), index=st.integers(0, 1), chat=flags, usage=flags, ids=flags)
@@ -106,4 +106,4 @@ def test_tokens_reach_the_client_in_order_whoever_writes_them(pauses: bool) -> N
 
 def test_what_is_no_server_of_uvicorn_gets_all_through_its_own_interface() -> None:
     stream = app._Stream(None)  # type: ignore[arg-type]
-    assert stream._direct(None) is None and stream._direct(Request({"type": "http"})) is None
+    assert stream._line(None) is None and stream._line(Request({"type": "http"})) is None
