@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.asking import Asked, BadRequestError, read_chat, read_completion
+from engine.server.asking import Asked, BadRequestError, read_chat, read_completion, session_of
 from engine.server.backend import Backend, Channel, Delta, Opened
 from engine.server.streaming import Answering
 
@@ -91,12 +91,13 @@ class _Server:
 
     async def _answer(self, request: Request, read: abc.Callable[[Any, Backend], Asked]) -> Response:
         started_ns, backend = time.monotonic_ns(), self._backend
-        asked = read(await _body(request), backend)
+        asked = read(body := await _body(request), backend)
         if self._max_waiting is not None and backend.tally.num_waiting >= self._max_waiting:
             raise BadRequestError("The engine is currently overloaded", status=503, kind="overloaded_error")
         channel = Channel(request.scope[_RECEIVED])
         try:
-            opened = await backend.open(asked.prompts, asked.params, channel, asked.priority)
+            session = session_of(request.headers.get("x-session-id"), body)
+            opened = await backend.open(asked.prompts, asked.params, channel, asked.priority, session)
         except ValueError as error:
             raise BadRequestError(str(error)) from None
         answering = Answering(asked, opened, channel, backend.model_name, backend.tally, started_ns)
@@ -149,7 +150,7 @@ class _Stream(Response):
     def __init__(self, call: _Call) -> None:
         super().__init__()
         self._call = call
-        self._is_sending = False  # what was taken, and may wait for the reader
+        self.is_sending = False  # what was taken, and may wait for the reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, answering = self._call, self._call.answering
@@ -164,9 +165,9 @@ class _Stream(Response):
                 if call.channel.is_closed:
                     return
                 if deltas:
-                    self._is_sending = True
+                    self.is_sending = True
                     await send(_piece(answering.chunks(deltas)))
-                    self._is_sending = False
+                    self.is_sending = False
                     call.note_written(deltas[-1].due_ns)
             await send(_piece(answering.last()))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -194,27 +195,24 @@ class _Line:
         self._write = connection.transport.write
 
     def write(self, deltas: list[Delta]) -> bool:
-        if self._is_held_up():
+        if self._stream.is_sending or self._flow.write_paused or self._connection.disconnected:
             return False
         self._write(_framed(self._answering.chunks(deltas)))
         self._stream._call.note_written(deltas[-1].due_ns)
         return True
 
-    def make(self, delta: Delta) -> bytes | None:
-        data = self._answering.ahead(delta)
+    def make(self, text: str, token: int) -> bytes | None:
+        data = self._answering.ahead(text, token)
         return None if data is None else _framed(data)
 
     def send(self, data: bytes) -> bool:
-        if self._is_held_up():
+        if self._stream.is_sending or self._flow.write_paused or self._connection.disconnected:
             return False
         self._write(data)
         return True
 
     def count_sent(self, sent_ns: int) -> float:
         return self._answering.count_sent(sent_ns)
-
-    def _is_held_up(self) -> bool:
-        return self._stream._is_sending or self._flow.write_paused or self._connection.disconnected
 
 
 def _framed(data: bytes) -> bytes:

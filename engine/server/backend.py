@@ -41,9 +41,8 @@ class Line(Protocol):
     def write(self, deltas: list[Delta]) -> bool:
         """Write deltas at once and count them; False where the client is slow or gone."""
 
-    def make(self, delta: Delta) -> bytes | None:
-        """What `send` writes of this delta, if nothing else of the stream is written before it; None where it cannot be
-        made ahead."""
+    def make(self, text: str, token: int) -> bytes | None:
+        """What `send` writes of the stream's next token, which does not end it; None where it cannot be made ahead."""
 
     def send(self, data: bytes) -> bool:
         """As `write`, of what `make` made, which is not counted yet."""
@@ -120,8 +119,15 @@ class Backend(Protocol):
     default_params: SamplingParams
     tally: Tally
 
-    async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
-        """Queue prompts, whose outputs come through `channel`.
+    async def open(
+        self,
+        prompts: list[PromptInput],
+        params: SamplingParams,
+        channel: Channel,
+        priority: int,
+        session: int | None = None,
+    ) -> Opened:
+        """Queue prompts, whose outputs come through `channel`; `session` is the conversation that they belong to.
 
         Raises:
             ValueError: a prompt or a parameter cannot be used; none of the prompts is queued.

@@ -104,14 +104,14 @@ class Answering:
     def _next_chunk(self, delta: Delta) -> bytes:
         """The chunk of a delta that ends nothing, which nearly all are: put together without making its document."""
         index = self._note(delta)
-        return self._plain(index, delta, self._num_tokens)
+        return self._plain(index, delta.text, delta.token_ids, self._num_tokens)
 
-    def ahead(self, delta: Delta) -> bytes | None:
-        """The same before the delta is due, which is then not counted; None where other sequences or
-        log-probabilities belong to the chunk."""
+    def ahead(self, text: str, token: int) -> bytes | None:
+        """The chunk of a token that is not due yet, and is not counted; None where other sequences or log-probabilities
+        belong to it."""
         if len(self._choices) > 1 or self._asked.params.logprobs is not None:
             return None
-        return self._plain(0, delta, self._num_tokens + len(delta.token_ids))
+        return self._plain(0, text, [token], self._num_tokens + 1)
 
     def count_sent(self, sent_ns: int) -> float:
         """Count the token of a chunk that was made ahead and sent; returns the seconds since the token before it."""
@@ -121,11 +121,11 @@ class Answering:
         self._num_tokens += 1
         return gap_s
 
-    def _plain(self, index: int, delta: Delta, num_tokens: int) -> bytes:
-        ids = f',"token_ids":{_to_json(delta.token_ids)}' if self._asked.shows_ids else ""
+    def _plain(self, index: int, text: str, token_ids: list[int], num_tokens: int) -> bytes:
+        ids = f',"token_ids":{_to_json(token_ids)}' if self._asked.shows_ids else ""
         usage = f',"usage":{self._usage_text(num_tokens)}' if self._asked.shows_running_usage else ""
         return (
-            f"{self._before[index]}{encode_basestring_ascii(delta.text)}{self._after}"
+            f"{self._before[index]}{encode_basestring_ascii(text)}{self._after}"
             f'"logprobs":null,"finish_reason":null,"stop_reason":null{ids}}}]{usage}}}\n\n'
         ).encode()
 

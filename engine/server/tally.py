@@ -57,11 +57,11 @@ class Tally:
     """Counts of an engine's steps and of the requests of a server.
 
     Attributes:
-        scheduler: returns the one that the gauges are of; None until there is one.
+        schedulers: returns those that the gauges are of, one for each server; none until there is one.
         lateness: of a simulation in real time: from when a chunk was due until it was written.
     """
 
-    scheduler: abc.Callable[[], Scheduler] | None = None
+    schedulers: abc.Callable[[], abc.Sequence[Scheduler]] = tuple
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -72,7 +72,7 @@ class Tally:
 
     @property
     def num_waiting(self) -> int:
-        return 0 if self.scheduler is None else self.scheduler().num_waiting
+        return sum(scheduler.num_waiting for scheduler in self.schedulers())
 
     # As an observer of a server, real or simulated.
 
@@ -93,19 +93,20 @@ class Tally:
         labels = f'model_name="{model_name}",engine="0"'
         lines: list[str] = []
 
-        def say(kind: str, name: str, help_text: str, value: float, more: str = "") -> None:
+        def say(kind: str, name: str, help_text: str, *values: float, more: str = "") -> None:
+            """A value of each server, or one of all."""
             lines.extend([f"# HELP vllm:{name} {help_text}", f"# TYPE vllm:{name} {kind}"])
-            lines.append(f"vllm:{name}{{{labels}{more}}} {value}")
+            for number, value in enumerate(values):
+                lines.append(f'vllm:{name}{{model_name="{model_name}",engine="{number}"{more}}} {value}')
 
-        if self.scheduler is not None:
-            scheduler = self.scheduler()
-            blocks = scheduler.blocks
-            used = 1 - blocks.num_free_blocks / blocks.num_blocks
-            say("gauge", "num_requests_running", "Sequences in the batch.", scheduler.num_running)
-            say("gauge", "num_requests_waiting", "Sequences in the queue.", scheduler.num_waiting)
-            say("gauge", "kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", used)
-            sizes = f',block_size="{blocks.block_size}",num_gpu_blocks="{blocks.num_blocks}"'
-            say("gauge", "cache_config_info", "The KV pool.", 1, sizes)
+        if schedulers := self.schedulers():
+            pools = [scheduler.blocks for scheduler in schedulers]
+            used = [1 - blocks.num_free_blocks / blocks.num_blocks for blocks in pools]
+            say("gauge", "num_requests_running", "Sequences in the batch.", *(each.num_running for each in schedulers))
+            say("gauge", "num_requests_waiting", "Sequences in the queue.", *(each.num_waiting for each in schedulers))
+            say("gauge", "kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", *used)
+            sizes = f',block_size="{pools[0].block_size}",num_gpu_blocks="{pools[0].num_blocks}"'
+            say("gauge", "cache_config_info", "The KV pool.", 1, more=sizes)
         say("counter", "num_preemptions_total", "Sequences that gave way.", self.preemptions)
         say("counter", "prompt_tokens_total", "Prompt tokens of admitted requests.", self.prompt_tokens)
         say("counter", "generation_tokens_total", "Output tokens.", self.output_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,21 @@ def test_the_chunk_of_one_delta_has_the_bytes_of_its_document(
     short, long = (answering(Channel(), chat=chat, usage=usage, ids=ids, n=2) for _ in range(2))
     long._id, long._created, long._opening = short._id, short._created, short._opening
     assert short.chunks([delta]) == long.chunks([delta, Delta(0, index, "", [])])
+
+
+@given(texts=st.lists(st.text(), min_size=3, max_size=3), chat=flags, usage=flags, ids=flags)
+def test_a_chunk_that_is_made_ahead_has_the_bytes_and_counts_of_one_that_is_not(
+    texts: list[str], chat: bool, usage: bool, ids: bool
+) -> None:
+    early, late = (answering(Channel(), chat=chat, usage=usage, ids=ids) for _ in range(2))
+    late._id, late._created, late._before = early._id, early._created, early._before
+    first, *others = [Delta(0, 0, text, [number]) for number, text in enumerate(texts)]
+    assert early.chunks([first]) == late.chunks([first])
+    for delta in others:
+        assert early.ahead(delta.text, delta.token_ids[0]) == late.chunks([delta])
+        assert early.count_sent(time.monotonic_ns()) >= 0
+    assert early._usage() == late._usage()
+    assert answering(Channel(), n=2).ahead("x", 1) is None
 
 
 @dataclass
