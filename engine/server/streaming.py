@@ -16,6 +16,7 @@ from engine.server.backend import Channel, Delta, Opened
 from engine.server.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
+_UNENDED = '"logprobs":null,"finish_reason":null,"stop_reason":null'
 _to_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each chunk
 
 
@@ -58,6 +59,7 @@ class Answering:
         self._choices = [Choice() for _ in range(len(opened.prompts) * asked.params.n)]
         text, self._after = ('"delta":{"content":', "},") if asked.is_chat else ('"text":', ",")
         self._before = [f'{self._opening}"choices":[{{"index":{i},{text}' for i in range(len(self._choices))]
+        self._around = self._around_texts()
         self._num_prompt_tokens = sum(map(len, opened.prompts))
         self._has_begun = False
         self._num_tokens = 0
@@ -109,6 +111,9 @@ class Answering:
     def ahead(self, text: str, token: int) -> bytes | None:
         """The chunk of a token that is not due yet, and is not counted; None where other sequences or log-probabilities
         belong to it."""
+        if self._around is not None:
+            before, after = self._around
+            return before + encode_basestring_ascii(text).encode() + after
         if len(self._choices) > 1 or self._asked.params.logprobs is not None:
             return None
         return self._plain(0, text, [token], self._num_tokens + 1)
@@ -125,9 +130,16 @@ class Answering:
         ids = f',"token_ids":{_to_json(token_ids)}' if self._asked.shows_ids else ""
         usage = f',"usage":{self._usage_text(num_tokens)}' if self._asked.shows_running_usage else ""
         return (
-            f"{self._before[index]}{encode_basestring_ascii(text)}{self._after}"
-            f'"logprobs":null,"finish_reason":null,"stop_reason":null{ids}}}]{usage}}}\n\n'
+            f"{self._before[index]}{encode_basestring_ascii(text)}{self._after}{_UNENDED}{ids}}}]{usage}}}\n\n"
         ).encode()
+
+    def _around_texts(self) -> tuple[bytes, bytes] | None:
+        """What is before and after the text in the chunks of the only sequence; None where chunks differ in more."""
+        asked = self._asked
+        is_plain = not (asked.shows_ids or asked.shows_running_usage) and asked.params.logprobs is None
+        if not is_plain or len(self._choices) > 1:
+            return None
+        return self._before[0].encode(), f"{self._after}{_UNENDED}}}]}}\n\n".encode()
 
     def last(self) -> bytes:
         """What a stream ends with."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
+from simulator.drivers.alarm import Alarm
 from simulator.replica import Replica, Run
-
-_EARLY_NS = 1_200_000  # timers of an event loop are up to a millisecond late: from here on it looks at the clock
 
 
 class Live:
@@ -38,6 +38,7 @@ class Live:
             raise ValueError("in real time each step is priced on its own")
         self._replica = replica
         self._loop = loop
+        self._alarm = Alarm(loop)
         self._on_begun = on_begun
         self._plan: StepPlan | None = None  # made ahead
         self._is_idle = True
@@ -74,13 +75,15 @@ class Live:
     def _at(self, due_ns: int, number: int, plan: StepPlan | None, start: int, price: int | Run) -> None:
         if number != self._number or self._replica.is_stopping:
             return
-        left_ns = due_ns - time.monotonic_ns()
-        if left_ns > _EARLY_NS:
-            self._loop.call_later((left_ns - _EARLY_NS) * 1e-9, self._at, due_ns, number, plan, start, price)
-        elif left_ns > 0:
-            self._loop.call_soon(self._at, due_ns, number, plan, start, price)
+        if due_ns > time.monotonic_ns():
+            self._alarm.set(due_ns, partial(self._at, due_ns, number, plan, start, price))
         elif plan is None:
             self._begin(due_ns)
         else:
             self._plan, end = self._replica.finish(plan, start, price)
             self._begin(end)
+
+    def close(self) -> None:
+        """Let no more time pass."""
+        self._replica.is_stopping = True
+        self._alarm.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.api.outputs import FinishReason
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
@@ -67,14 +67,8 @@ class Calls:
             self.streams.pop(sequence, None)
 
 
-class _Made(NamedTuple):
-    """The chunk of a token that is due when the step under way ends; with it, `stream` has `num_tokens` tokens."""
-
-    sequence: Sequence
-    stream: Stream
-    line: Line
-    data: bytes
-    num_tokens: int
+_Made = tuple[Sequence, Stream, Line, bytes, int]
+"""The chunk of a token that is due when the step under way ends; with it, the stream has so many tokens."""
 
 
 class HandingOut:
@@ -99,14 +93,15 @@ class HandingOut:
         self._made = []
         if not self._makes_ahead:
             return
+        streams, word, size, made = self._calls.streams, self._words.word, self._vocab_size, self._made
         for sequence in plan.decodes:
-            stream = self._calls.streams.get(sequence)
+            stream = streams.get(sequence)
             if stream is None or (line := stream.channel.line) is None:
                 continue
-            at = stream.num_sent
-            token = self._token(stream, at)
-            if at + 1 < sequence.request.max_tokens and (data := line.make(self._words.word(token), token)) is not None:
-                self._made.append(_Made(sequence, stream, line, data, at + 1))
+            token = (stream.first_token + _PRIME * stream.num_sent) % size
+            num_tokens = stream.num_sent + 1
+            if num_tokens < sequence.request.max_tokens and (data := line.make(word(token), token)) is not None:
+                made.append((sequence, stream, line, data, num_tokens))
 
     def on_refused(self, request: Request, reason: str) -> None: ...
 
@@ -140,24 +135,22 @@ class HandingOut:
                 times.append(clock())
                 sent.append(made)
         self._made = []
-        for made in sent:
-            made.stream.num_sent = made.num_tokens
-        gaps = [made.line.count_sent(sent_ns) for made, sent_ns in zip(sent, times, strict=True)]
+        gaps: list[float] = []
+        for (_, stream, line, _, num_tokens), sent_ns in zip(sent, times, strict=True):
+            stream.num_sent = num_tokens
+            gaps.append(line.count_sent(sent_ns))
         self._tally.times["itl"].add_all(gaps)
         self._tally.lateness.add_all([(each - self._end_ns) * 1e-9 for each in times])
         self._tally.output_tokens += len(sent)
-        return {made.sequence for made in sent}
+        return {made[0] for made in sent}
 
     def _hand_out(self, sequence: Sequence) -> None:
         stream = self._calls.streams.get(sequence) or self._calls.begin(sequence)
         sent, count = stream.num_sent, sequence.num_output_tokens
         if count == sent:
             return
-        tokens = [self._token(stream, at) for at in range(sent, count)]
+        tokens = [(stream.first_token + _PRIME * at) % self._vocab_size for at in range(sent, count)]
         stream.num_sent = count
         reason: FinishReason | None = "length" if sequence.status is SequenceStatus.FINISHED else None
         text = self._words.decode(tokens)
         stream.channel.put([Delta(stream.prompt, stream.number, text, tokens, None, reason, None, self._end_ns)])
-
-    def _token(self, stream: Stream, at: int) -> int:
-        return (stream.first_token + _PRIME * at) % self._vocab_size

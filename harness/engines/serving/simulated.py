@@ -154,12 +154,13 @@ class SimulatedBackend:
     async def reset_cache(self) -> bool:
         if self._calls.of:
             return False
+        self.close()
         self.start()
         return True
 
     def close(self) -> None:
-        for replica in self._replicas:
-            replica.is_stopping = True
+        for live in self._live:
+            live.close()
 
     def _request(self, tokens: list[int], params: SamplingParams, priority: int, session: int | None) -> Request:
         self._num_requests += 1

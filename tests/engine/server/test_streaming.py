@@ -43,7 +43,8 @@ def test_a_chunk_that_is_made_ahead_has_the_bytes_and_counts_of_one_that_is_not(
     texts: list[str], chat: bool, usage: bool, ids: bool
 ) -> None:
     early, late = (answering(Channel(), chat=chat, usage=usage, ids=ids) for _ in range(2))
-    late._id, late._created, late._before = early._id, early._created, early._before
+    late._id, late._created = early._id, early._created
+    late._before, late._around = early._before, early._around
     first, *others = [Delta(0, 0, text, [number]) for number, text in enumerate(texts)]
     assert early.chunks([first]) == late.chunks([first])
     for delta in others:
