@@ -24,7 +24,6 @@ from harness.engines.resolving.known_error import AT_ONCE, CLOSED_LOOP, run_clas
 from harness.engines.resolving.system import resolve
 from harness.errors import TwinServeError
 from harness.results.unserved import unserved_text
-from harness.workload.sampling import draw_sharegpt
 
 _DEVICES = {"a100": "a100-80gb", "h100": "h100-80gb", "h200": "h200"}
 _ENGINES = {"vllm": "vLLM", "python3": "SGLang", "trtllm-serve": "TensorRT-LLM"}
@@ -33,6 +32,8 @@ _OTHER_SERVICE = {
     "data-parallel ranks of SGLang": ("--dp", "--enable-dp-attention"),
 }
 _MODELS = ("deepseek-ai/DeepSeek-V3.2",)  # that commands name by a folder
+_SHAREGPT = Path("traces/sharegpt/sharegpt_v3_first_exchange_lengths.csv")  # beside the folder of measurements
+_BEGIN_WITH_ANSWER = 0.5  # share of ShareGPT's conversations in the file of the benchmark
 _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 # Pages on which constants were fitted: of the front end, and of weights of few bits.
 _FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
@@ -44,7 +45,7 @@ def points(data: Path, silicon: Path, page: str, every: int = 1, cost: str = "pr
     left_out: dict[str, int] = {}
     for measured in [each for each in _runs(data) if each["page"] == page][::every]:
         try:
-            found.append(_point(measured, silicon, cost))
+            found.append(_point(measured, silicon, cost, data.parents[2] / _SHAREGPT))
         except TwinServeError as error:
             reason = refusal(error)
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -60,7 +61,7 @@ def _runs(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
 
 
-def _point(measured: dict[str, Any], silicon: Path, cost: str) -> Point:
+def _point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path) -> Point:
     """The simulated beside the measured figures of a run; raises TwinServeError where it cannot be simulated."""
     device = next(name for key, name in _DEVICES.items() if key in measured["page"])
     engine = _ENGINES[measured["command"].split()[0]]
@@ -79,7 +80,7 @@ def _point(measured: dict[str, Any], silicon: Path, cost: str) -> Point:
         overrides += ["arrival=closed_loop", f"arrival.concurrency={clients}"]
     else:
         overrides.append("arrival=all_at_once")
-    found = run(*overrides, trace=_trace(measured))
+    found = run(*overrides, trace=_trace(measured, sharegpt))
     summary = found.summary
     if unserved := unserved_text(summary):
         raise TwinServeError(f"not all served in the simulation: {unserved}")
@@ -120,16 +121,35 @@ def _command(measured: dict[str, Any], engine: str) -> str:
     return f"vllm serve {name} -tp {ranks[1] if ranks else 1}{experts}"
 
 
-def _trace(measured: dict[str, Any]) -> pd.DataFrame:
+def _trace(measured: dict[str, Any], sharegpt: Path) -> pd.DataFrame:
     """Requests of the run's mean lengths: constant ones of a random data set, else distributed as ShareGPT's."""
     num_requests = int(measured["num_prompts"])
     lengths = {"num_prompt_tokens": measured["input_tokens"], "num_output_tokens": measured["output_tokens"]}
     columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
-    drawn = draw_sharegpt(num_requests, turns="first", rng=np.random.default_rng(0))
+    is_random = "random" in (measured["workload"] or "")
+    drawn = {} if is_random else _sharegpt_of_benchmark(num_requests, sharegpt)
     for name, total in lengths.items():
         mean = total / num_requests
-        shape = np.ones(num_requests)
-        if "random" not in (measured["workload"] or ""):
-            shape = drawn[name] / drawn[name].mean()
+        shape = drawn[name] / drawn[name].mean() if drawn else np.ones(num_requests)
         columns[name] = np.maximum(1, np.rint(mean * shape)).astype(np.int64)
     return pd.DataFrame(columns)
+
+
+def _sharegpt_of_benchmark(num_requests: int, lengths: Path) -> dict[str, np.ndarray]:
+    """Lengths as `vllm bench serve` draws them of ShareGPT; columns num_prompt_tokens, num_output_tokens.
+
+    `lengths` has those of exchanges that a person begins.
+
+    It takes the first two messages of a conversation, whoever wrote them, with limits of 4 tokens for each, 1,024 for
+    the first and 2,048 for both (`is_valid_sequence` of vLLM's benchmarks/datasets.py). The file has conversations in
+    pieces, of which many begin with an answer (pull request 35 of ml-energy/leaderboard-v2 removes those). Taken as
+    half of them, since messages of people are as long as answers in the mean of these runs, 217 and 202 tokens, and
+    111 and 328 where a person begins; and since a quarter of DistServe's outputs of this file have at most 17 tokens.
+    """
+    rng = np.random.default_rng(0)
+    rows = pd.read_csv(lengths).sample(4 * num_requests, random_state=rng)
+    of_person, of_answer = rows["num_prefill_tokens"].to_numpy(), rows["num_decode_tokens"].to_numpy()
+    begins = rng.random(len(rows)) < _BEGIN_WITH_ANSWER
+    first, second = np.where(begins, of_answer, of_person), np.where(begins, of_person, of_answer)
+    valid = (np.minimum(first, second) >= 4) & (first <= 1024) & (first + second <= 2048)
+    return {"num_prompt_tokens": first[valid][:num_requests], "num_output_tokens": second[valid][:num_requests]}
