@@ -32,8 +32,16 @@ _OTHER_SERVICE = {
     "data-parallel ranks of SGLang": ("--dp", "--enable-dp-attention"),
 }
 _MODELS = ("deepseek-ai/DeepSeek-V3.2",)  # that commands name by a folder
-_SHAREGPT = Path("traces/sharegpt/sharegpt_v3_first_exchange_lengths.csv")  # beside the folder of measurements
-_BEGIN_WITH_ANSWER = 0.5  # share of ShareGPT's conversations in the file of the benchmark
+_SHAREGPT = Path("distserve_vllm_opt13b/workload-vllm-300-3.exp")  # in the folder of measurements
+# Of pages whose card was no SXM module, by its own figures, and how their servers differed from the commands shown.
+_SETTINGS = {
+    # 74 GB of weights and KV of one sequence of 32,000 tokens are read in 43.3 ms: 1.7 TB/s, as a card on PCIe can. A
+    # default server has no room for such a sequence; the page's peak tokens/s times the time of a step say that 16
+    # sequences of 2,100 tokens, 8 of 4,200 or one of 32,100 ran at a time: 34,000 tokens, as with 0.95 of the memory.
+    "qwen3-32b/h100.md": ("device=h100-pcie", "gpu_memory_utilization=0.95"),
+    # 71 GB of weights and KV of 8 such sequences in 43.5 ms.
+    "qwen3-14b/h100.md": ("device=h100-pcie",),
+}
 _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 # Pages on which constants were fitted: of the front end, and of weights of few bits.
 _FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
@@ -45,7 +53,7 @@ def points(data: Path, silicon: Path, page: str, every: int = 1, cost: str = "pr
     left_out: dict[str, int] = {}
     for measured in [each for each in _runs(data) if each["page"] == page][::every]:
         try:
-            found.append(_point(measured, silicon, cost, data.parents[2] / _SHAREGPT))
+            found.append(_point(measured, silicon, cost, data.parents[1] / _SHAREGPT))
         except TwinServeError as error:
             reason = refusal(error)
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -76,6 +84,8 @@ def _point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path) -
             system = next(name for name, known in DEVICES.items() if known == device)
             overrides.append(f"cost.profile={sglang_kernels(silicon, system)}")
     clients = measured["max_concurrency"] and int(measured["max_concurrency"])
+    settings = _SETTINGS.get(measured["page"], ())
+    overrides += [each for each in settings if engine == "vLLM" or each.startswith("device=")]
     if clients:
         overrides += ["arrival=closed_loop", f"arrival.concurrency={clients}"]
     else:
@@ -92,7 +102,9 @@ def _point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path) -
         kind=run_class(resolve(found.config), CLOSED_LOOP if clients else AT_ONCE), num_gpus=found.config.num_gpus,
         clients=clients, prompt=measured["input_tokens"] / num_requests,
         output=measured["output_tokens"] / num_requests,
-        assumed="simulated as the newest vLLM" if engine == "TensorRT-LLM" else "mean lengths",
+        assumed=", ".join(
+            ("simulated as the newest vLLM" if engine == "TensorRT-LLM" else "mean lengths", *settings)
+        ),
         fitted=measured["page"] in _FITTED and engine == "vLLM",
         measured={name: measured[key] for name, key in names.items()},
         predicted={name: summary[key] for name, key in names.items()},
@@ -135,21 +147,17 @@ def _trace(measured: dict[str, Any], sharegpt: Path) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _sharegpt_of_benchmark(num_requests: int, lengths: Path) -> dict[str, np.ndarray]:
+def _sharegpt_of_benchmark(num_requests: int, messages: Path) -> dict[str, np.ndarray]:
     """Lengths as `vllm bench serve` draws them of ShareGPT; columns num_prompt_tokens, num_output_tokens.
 
-    `lengths` has those of exchanges that a person begins.
-
-    It takes the first two messages of a conversation, whoever wrote them, with limits of 4 tokens for each, 1,024 for
-    the first and 2,048 for both (`is_valid_sequence` of vLLM's benchmarks/datasets.py). The file has conversations in
-    pieces, of which many begin with an answer (pull request 35 of ml-energy/leaderboard-v2 removes those). Taken as
-    half of them, since messages of people are as long as answers in the mean of these runs, 217 and 202 tokens, and
-    111 and 328 where a person begins; and since a quarter of DistServe's outputs of this file have at most 17 tokens.
+    It takes the first two messages of a conversation, whoever wrote them, of at least 4 tokens each, at most 1,024 the
+    first and 2,048 both (`is_valid_sequence` of its benchmarks/datasets.py). The file has conversations in pieces, of
+    which many begin with an answer: prompts and outputs have 217 and 202 tokens in the mean of these runs, and 111 and
+    328 in exchanges that a person begins. So both are drawn from messages of the same file at any place, which
+    DistServe drew as outputs (its 0-prepare-dataset.py): `messages` has 300, a quarter of them of at most 17 tokens.
     """
     rng = np.random.default_rng(0)
-    rows = pd.read_csv(lengths).sample(4 * num_requests, random_state=rng)
-    of_person, of_answer = rows["num_prefill_tokens"].to_numpy(), rows["num_decode_tokens"].to_numpy()
-    begins = rng.random(len(rows)) < _BEGIN_WITH_ANSWER
-    first, second = np.where(begins, of_answer, of_person), np.where(begins, of_person, of_answer)
+    lengths = np.array([each["output_len"] for each in json.loads(messages.read_text(encoding="utf-8"))])
+    first, second = (rng.choice(lengths, 4 * num_requests) for _ in range(2))
     valid = (np.minimum(first, second) >= 4) & (first <= 1024) & (first + second <= 2048)
     return {"num_prompt_tokens": first[valid][:num_requests], "num_output_tokens": second[valid][:num_requests]}

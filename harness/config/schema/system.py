@@ -123,6 +123,8 @@ class DeviceConfig(ConfigModel):
             reads it for itself, as FlashAttention 2 does on A100.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
+        kernel_times: how many times as long kernels take here as on `aiconfigurator_system`, where that is another card
+            with the same chip; such times price one GPU, as links differ.
     `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
     has its cost and its energy per token; null where none is known.
     """
@@ -139,6 +141,7 @@ class DeviceConfig(ConfigModel):
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
     shares_kv_reads: bool = True
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
+    kernel_times: Annotated[float, Field(gt=0.1, le=10)] = 1.0
     price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
     tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
 

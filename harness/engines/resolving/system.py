@@ -30,6 +30,7 @@ from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
 from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.slower_device import slowed
 from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
@@ -196,13 +197,15 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
 
 def _coming_along(system: System, model: Model, max_graph_tokens: int | None) -> Profile | None:
     """The profile of `model` that comes with the project, or else is compiled from the operator times that do."""
-    gpu, ranks = system.device.aiconfigurator_system, system.tensor_parallel_size
-    if gpu is None:
+    device, ranks = system.device, system.tensor_parallel_size
+    gpu, factor = device.aiconfigurator_system, device.kernel_times
+    if gpu is None or (factor != 1 and system.num_gpus > 1):
         return None
     how = system.cost.kernels, max_graph_tokens
-    return find_profile(gpu, model, ranks, system.max_num_seqs, *how) or compiled_profile(
-        gpu, model, ranks, system.max_num_seqs, system.device, *how
+    found = find_profile(gpu, model, ranks, system.max_num_seqs, *how) or compiled_profile(
+        gpu, model, ranks, system.max_num_seqs, device, *how
     )
+    return slowed(found, factor) if found is not None and factor != 1 else found
 
 
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:

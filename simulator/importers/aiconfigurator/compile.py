@@ -45,10 +45,10 @@ from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
+from simulator.importers.aiconfigurator.latent_attention import launches_us
 from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
 from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
-from simulator.importers.aiconfigurator.latent_attention import launches_us
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
 from simulator.importers.aiconfigurator.other_kernels import choosing_us, float32_router, norm_exchange, routing_us
 from simulator.importers.aiconfigurator.rules import (

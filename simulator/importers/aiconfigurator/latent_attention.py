@@ -67,7 +67,9 @@ def latent_module(
     of_prompt = _share_of_step(prompts)
     if not of_whole_topk or stored != "bfloat16":
         return by_batch, of_prompt
-    return {size: _from(curve, block.index_topk) for size, curve in by_batch.items()}, _whole(of_prompt, block.index_topk)
+    return {size: _from(curve, block.index_topk) for size, curve in by_batch.items()}, _whole(
+        of_prompt, block.index_topk
+    )
 
 
 def launches_us(database: Database, model: Model, ranks: int, stored: str) -> float:
@@ -127,7 +129,8 @@ def _share_of_step(prompts: pd.DataFrame) -> MeasuredCurve:
 
 def _from(curve: MeasuredCurve, context: float) -> MeasuredCurve:
     """`curve` with the time of `context` for all below it."""
-    return curve._replace(times_us=np.maximum(curve.times_us, curve.at(np.maximum(curve.sizes, context)))).thinned()
+    sizes = np.union1d(curve.sizes, [context])
+    return MeasuredCurve(sizes, curve.at(np.maximum(sizes, context)))
 
 
 def _whole(prompts: MeasuredCurve, topk: int) -> MeasuredCurve:
