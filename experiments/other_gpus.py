@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.board.point import Found, Point, refusal
-from experiments.ordinary_servers import trace_of
+from experiments.ordinary_servers import SHAREGPT, trace_of
 from harness import run
 from harness.engines.resolving.known_error import OPEN_LOOP, run_class
 from harness.engines.resolving.system import resolve
@@ -37,14 +37,14 @@ _PAUSE_S = 300.0
 _UNKNOWN_POOL = "the server's share of the memory is not told, and the model leaves little of it"
 
 
-def points(gpu: str, cost: str = "profiled") -> Found:
-    """The points of a GPU of other_gpus.csv."""
+def points(data: Path, gpu: str, cost: str = "profiled") -> Found:
+    """The points of a GPU of other_gpus.csv; `data` has the messages of ShareGPT."""
     found: list[Point] = []
     left_out: dict[str, int] = {}
     for measured in _runs():
         if measured["gpu"] == gpu:
             try:
-                found.append(_point(measured, cost))
+                found.append(_point(measured, data / SHAREGPT, cost))
             except TwinServeError as error:
                 left_out[refusal(error)] = left_out.get(refusal(error), 0) + 1
     return Found(found, left_out)
@@ -59,13 +59,13 @@ def _runs() -> Iterator[dict[str, Any]]:
         yield {str(name): value for name, value in row.items()}
 
 
-def _point(measured: dict[str, Any], cost: str) -> Point:
+def _point(measured: dict[str, Any], sharegpt: Path, cost: str) -> Point:
     source, model, num_gpus = measured["source"], measured["model"], measured["gpus"]
     flags = "--dtype float16" if source == _IOG else "--max-model-len 8192 --no-enable-prefix-caching"
     told = run(
         f"import_vllm=vllm serve {model} {flags} -tp {num_gpus}", f"device={measured['gpu']}", f"cost={cost}",
         f"engine.vllm_version={'0.9.0' if source == _IOG else _VERSIONS[source]}", "scheduler=vllm", "arrival=trace",
-        trace=_trace(measured, source),
+        trace=_trace(measured, source, sharegpt),
     )  # fmt: skip
     requests = told.requests.iloc[-int(measured["num_prompts"]) :]
     predicted = {"ttft": 1e3 * float(requests["ttft"].mean()), "tpot": 1e3 * float(requests["tpot"].mean())}
@@ -83,7 +83,7 @@ def _point(measured: dict[str, Any], cost: str) -> Point:
     )  # fmt: skip
 
 
-def _trace(measured: dict[str, Any], source: str) -> pd.DataFrame:
+def _trace(measured: dict[str, Any], source: str, sharegpt: Path) -> pd.DataFrame:
     """Requests of the run; where their prompts were cached, after a run that caches them."""
     num_requests, rate = int(measured["num_prompts"]), measured["rate"]
     seed = 0 if source == _IOG else 42
@@ -92,7 +92,7 @@ def _trace(measured: dict[str, Any], source: str) -> pd.DataFrame:
     def arriving(rate: float) -> Any:
         return np.concatenate([[0.0], np.cumsum(gaps / rate)[:-1]])
 
-    table = trace_of({**measured, "workload": "sharegpt" if source == _IOG else "random"})
+    table = trace_of({**measured, "workload": "sharegpt" if source == _IOG else "random"}, sharegpt)
     if source != _IOG or rate == _COLD:
         return table.assign(arrival_time=arriving(rate))
     ids = (range(1000 * row, 1000 * row - (-tokens // 16)) for row, tokens in enumerate(table["num_prompt_tokens"]))

@@ -101,7 +101,7 @@ def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
                 name = f"inferencex {cost} {' '.join(map(str, selected))}"
                 yield name, partial(inferencex.points, silicon, selected, share, cost)
         for gpu in other_gpus.gpus():
-            yield f"other GPUs {cost} {gpu}", partial(other_gpus.points, gpu, cost)
+            yield f"other GPUs {cost} {gpu}", partial(other_gpus.points, data, gpu, cost)
         if cost == "profiled":
             for which in apart.selections(silicon):
                 yield f"inferencex apart {' '.join(which)}", partial(apart.points, silicon, which, every)
