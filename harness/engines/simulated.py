@@ -91,7 +91,7 @@ class SimulatedEngine:
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
         if first.front_end is not None:
             count = fleet.num_entries * first.front_end.processes
-            prompt_tokens = whole_numbers(trace.table["num_prompt_tokens"].to_numpy())
+            prompt_tokens = whole_numbers(trace.rows["num_prompt_tokens"].to_numpy())
             arrivals = FrontEnd(arrivals, first.front_end, prompt_tokens, count)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
-from harness.config.schema.system import ALL_GATHER, AUTO, All2AllBackend
+from harness.config.schema.system import ALL_GATHER, AUTO, HIGH_THROUGHPUT, All2AllBackend
 from harness.engines.resolving import calibration_files
 from harness.engines.resolving.custom_cost import maker_of
 from harness.engines.resolving.drafting import accepted_from, resolve_speculation
@@ -21,18 +21,16 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
-from simulator.importers.aiconfigurator.shipped import compiled_profile, shipped_exchange
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
-from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
+from simulator.table import table_of
 from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
 
 _LIKE_EXPERTS = "experts of these sizes were not timed: the times are of those most like them, scaled by their weights"
@@ -200,9 +198,11 @@ def _coming_along(system: System, model: Model, max_graph_tokens: int | None) ->
     if gpu is None:
         return None
     how = system.cost.kernels, max_graph_tokens
-    return find_profile(gpu, model, ranks, system.max_num_seqs, *how) or compiled_profile(
-        gpu, model, ranks, system.max_num_seqs, system.device, *how
-    )
+    if (found := find_profile(gpu, model, ranks, system.max_num_seqs, *how)) is not None:
+        return found
+    from simulator.importers.aiconfigurator.shipped import compiled_profile  # imported late, as it brings pandas
+
+    return compiled_profile(gpu, model, ranks, system.max_num_seqs, system.device, *how)
 
 
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
@@ -226,13 +226,15 @@ def _with_exchange(system: System, backend: All2AllBackend) -> System:
     model, gpu, profile = system.model, system.device.aiconfigurator_system, system.profile
     if profile is None:
         raise ConfigError(f"engine.all2all_backend={backend}: needs times of measured kernels; this run has a roofline")
+    from simulator.importers.aiconfigurator.shipped import shipped_exchange  # imported late, as it brings pandas
+
     found = None if gpu is None else shipped_exchange(gpu, model, backend)
     if found is None:
         raise ConfigError(
             f"engine.all2all_backend={backend}: was not timed on {model.num_expert_ranks} x {system.device.name} for "
             f"experts like those of {model.name}; use {ALL_GATHER}"
         )
-    return replace(system, profile=Profile(profile.meta, {**profile.tables, "exchange": found}))
+    return replace(system, profile=Profile(profile.meta, {**profile.rows, "exchange": table_of(found)}))
 
 
 def _comes_along(source: str | None) -> bool:
