@@ -88,7 +88,7 @@ class SimulatedEngine:
         entries, to = self._replicas[: fleet.num_entries], self._replicas[fleet.num_entries :]
         second, decoders = None, None
         if (times := first.front_end) is not None:
-            prompt_tokens = whole_numbers(trace.table["num_prompt_tokens"].to_numpy())
+            prompt_tokens = whole_numbers(trace.rows["num_prompt_tokens"].to_numpy())
             is_open = isinstance(arrivals, OpenLoop)
             number = len(entries) * times.processes
             arrivals = FrontEnd(arrivals, times, prompt_tokens, number, are_fixed=is_open)

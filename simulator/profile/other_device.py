@@ -19,7 +19,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from simulator.models.block import Weights
@@ -28,6 +27,7 @@ from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE
 from simulator.profile.profile import Profile
+from simulator.table import Table
 
 LAUNCH_US = 3.0
 _EXCHANGES = ("qk_all_reduce", "logits_all_gather")
@@ -60,12 +60,12 @@ def on_device(profile: Profile, model: Model, ranks: int, source: Device, target
     if any(each in source.flops and each not in target.flops for each in formats):
         return None
     devices = _rates(source), _rates(target)
-    scaled = {name: _scaled(name, table, model, ranks, devices) for name, table in profile.tables.items()}
+    scaled = {name: _scaled(name, table, model, ranks, devices) for name, table in profile.rows.items()}
     made_of = {**profile.meta.source, "scaled_from": source.name}
     return Profile(replace(profile.meta, device=target.name, source=made_of), scaled)
 
 
-def _scaled(name: str, table: pd.DataFrame, model: Model, ranks: int, devices: tuple[_Rates, _Rates]) -> pd.DataFrame:
+def _scaled(name: str, table: Table, model: Model, ranks: int, devices: tuple[_Rates, _Rates]) -> Table:
     if name in ("uneven", "steps"):
         return table
     source, target = devices
@@ -83,7 +83,7 @@ def _scaled(name: str, table: pd.DataFrame, model: Model, ranks: int, devices: t
         for operator in np.unique(operators):
             rows = operators == operator
             if weights := matrices.get(str(operator)):
-                sizes = table.loc[rows, "num_sequences" if name == "sequences" else "num_tokens"].to_numpy(np.float64)
+                sizes = table["num_sequences" if name == "sequences" else "num_tokens"].to_numpy(np.float64)[rows]
                 ratio[rows] = _products_us(sizes, weights, model, target) / _products_us(sizes, weights, model, source)
             else:
                 ratio[rows] = (linking if operator in _EXCHANGES else reading)[rows]
@@ -116,7 +116,7 @@ def _products_us(num_tokens: Floats, matrices: list[Weights], model: Model, rate
     return total
 
 
-def _attention_us(table: pd.DataFrame, model: Model, ranks: int, rates: _Rates) -> Floats:
+def _attention_us(table: Table, model: Model, ranks: int, rates: _Rates) -> Floats:
     """Attention of all layers, with the products that times of latent attention hold, and states."""
     columns: Mapping[str, Any] = {name: table[name].to_numpy(np.float64) for name in table.columns if name != "time_us"}
     decodes, context = columns["num_decodes"], columns["decode_context"]

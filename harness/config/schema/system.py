@@ -20,6 +20,7 @@ AUTO = "auto"  # as cost.profile: the profile of the run's model and device that
 
 
 ALL_GATHER: Literal["allgather_reducescatter"] = "allgather_reducescatter"
+HIGH_THROUGHPUT: Literal["deepep_high_throughput"] = "deepep_high_throughput"
 All2AllBackend = Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
-from simulator.importers.aiconfigurator.shipped import compiled_profile
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.archive import find_profile
 from simulator.profile.other_device import on_device
-from simulator.profile.profile import Profile
+from simulator.profile.profile import LIKE_EXPERTS, Profile
 from simulator.system import System
 
 _LIKE_EXPERTS = "experts of these sizes were not timed: the times are of those most like them, scaled by their weights"
@@ -18,16 +16,17 @@ _LIKE_EXPERTS = "experts of these sizes were not timed: the times are of those m
 
 def profile_of(system: System, model: Model, max_graph_tokens: int | None) -> Profile | None:
     """The profile of `model` that comes with the project, or else is compiled from the operator times that do."""
-    device, ranks = system.device, system.tensor_parallel_size
+    device, ranks, kernels = system.device, system.tensor_parallel_size, system.cost.kernels
 
     def timed_on(gpu: Device) -> Profile | None:
         if gpu.aiconfigurator_system is None:
             return None
-        where, how = (
-            (gpu.aiconfigurator_system, model, ranks, system.max_num_seqs),
-            (system.cost.kernels, max_graph_tokens),
-        )
-        return find_profile(*where, *how) or compiled_profile(*where, gpu, *how)
+        where, how = (gpu.aiconfigurator_system, model, ranks, system.max_num_seqs), (kernels, max_graph_tokens)
+        if (found := find_profile(*where, *how)) is not None:
+            return found
+        from simulator.importers.aiconfigurator.shipped import compiled_profile  # imported late, as it brings pandas
+
+        return compiled_profile(*where, gpu, *how)
 
     if found := timed_on(device):
         return found

@@ -22,7 +22,6 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.importers.aiconfigurator.shipped import shipped_exchange
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
@@ -31,6 +30,7 @@ from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
+from simulator.table import table_of
 from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
 
 _NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
@@ -203,13 +203,15 @@ def _with_exchange(system: System, backend: All2AllBackend) -> System:
     model, gpu, profile = system.model, system.device.aiconfigurator_system, system.profile
     if profile is None:
         raise ConfigError(f"engine.all2all_backend={backend}: needs times of measured kernels; this run has a roofline")
+    from simulator.importers.aiconfigurator.shipped import shipped_exchange  # imported late, as it brings pandas
+
     found = None if gpu is None else shipped_exchange(gpu, model, backend)
     if found is None:
         raise ConfigError(
             f"engine.all2all_backend={backend}: was not timed on {model.num_expert_ranks} x {system.device.name} for "
             f"experts like those of {model.name}; use {ALL_GATHER}"
         )
-    return replace(system, profile=Profile(profile.meta, {**profile.tables, "exchange": found}))
+    return replace(system, profile=Profile(profile.meta, {**profile.rows, "exchange": table_of(found)}))
 
 
 def _comes_along(source: str | None) -> bool:

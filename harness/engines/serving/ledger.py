@@ -109,5 +109,7 @@ def write_served(ledgers: Sequence[Ledger], config: RunConfig, num_blocks: int, 
         "config": config.model_dump(mode="json"),
         "environment": environment(),
     }
-    result = RunResult(recorded.requests, recorded.steps, recorded.gaps, num_blocks, config.block_size, True, meta)
+    result = RunResult(
+        recorded.request_rows, recorded.step_rows, recorded.gaps, num_blocks, config.block_size, True, meta
+    )
     write_results(result, summarize(result, config.metrics), folder)

@@ -46,7 +46,6 @@ from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.latent_attention import launches_us
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
 from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
@@ -68,7 +67,7 @@ from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32
 from simulator.profile.graph_sizes import graph_sizes
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError, ProfileMeta
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
 _ROUTING_KERNELS, _TF32_ROUTER, _WHOLE_TOPK = "routing_kernels", "tf32_router", "whole_topk"
