@@ -13,7 +13,6 @@ from harness.engines.resolving.known_error import cost_model_text
 from harness.errors import ConfigError
 from harness.record.record import Record
 from harness.record.recorder import Recorder
-from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace, whole_numbers
 from simulator.arrivals import Arrivals
@@ -93,8 +92,7 @@ class SimulatedEngine:
         if first.front_end is not None:
             count = fleet.num_entries * first.front_end.processes
             prompt_tokens = whole_numbers(trace.table["num_prompt_tokens"].to_numpy())
-            is_open = isinstance(arrivals, OpenLoop)
-            arrivals = FrontEnd(arrivals, first.front_end, prompt_tokens, count, are_fixed=is_open)
+            arrivals = FrontEnd(arrivals, first.front_end, prompt_tokens, count)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
             reading_ns=fleet.reading_ns, staffing=self.staffing,
