@@ -57,6 +57,11 @@ class Record:
         requests = self._requests(trace)
         return RecordedRun(requests, self._steps(), gaps, self._spans(requests["request_id"].to_numpy()))
 
+    def forget(self) -> None:
+        """Let go of all but the counts and the time: who has the tables needs it no more, and it takes as much memory."""
+        for server in self.servers:
+            server.forget()
+
     def _requests(self, trace: Trace) -> pd.DataFrame:
         """A row per request of the trace, whichever server it was sent to; -1 for those that never arrived."""
         unfinished = {"status": STATUSES.index("unfinished")}

@@ -161,6 +161,10 @@ class Recorder:
         for request in unfinished:
             self._add_request(request, STATUSES.index("unfinished"))
 
+    def forget(self) -> None:
+        """Let go of plans and requests."""
+        self._log, self._requests = PlanLog(), array("q")
+
     def request_rows(self) -> NDArray[np.int64]:
         """A row per request that was seen, with `REQUEST_COLUMNS`: int64[n, columns]."""
         return matrix(self._requests, len(REQUEST_COLUMNS))
