@@ -20,7 +20,7 @@ COMPILED = [
     *sorted(Path("simulator/costs").glob("[!_]*.py")),
     *(Path(f"simulator/{name}.py") for name in ("arrivals", "desk", "front_end", "gateway", "replica")),
     *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "shared")),
-    *(Path(f"harness/{name}.py") for name in ("record/plan_log", "workload/content")),
+    *(Path(f"harness/{name}.py") for name in ("record/plan_log", "record/request_row", "workload/content")),
 ]
 
 

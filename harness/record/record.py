@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from engine.core.sequence import Request
-from harness.record.recorder import REQUEST_COLUMNS, STATUSES, Recorder
+from harness.record.recorder import STATUSES, Recorder
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET, seconds, with_latencies
 from harness.results.tables import Gaps
 from harness.workload.trace import CLASS_COLUMNS, Trace
@@ -58,7 +59,7 @@ class Record:
         return RecordedRun(requests, self._steps(), gaps, self._spans(requests["request_id"].to_numpy()))
 
     def forget(self) -> None:
-        """Let go of all but the counts and the time: who has the tables needs it no more, and it takes as much memory."""
+        """Let go of all but the counts and the time: who has the tables needs the rest no more."""
         for server in self.servers:
             server.forget()
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 from array import array
 from collections import abc
 from collections.abc import Mapping
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.shared_store import STORE
-from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Request
 from harness.record.plan_log import PLAN_COLUMNS, PlanLog
-from harness.record.request_times import UNSET, token_gaps
+from harness.record.request_row import REQUEST_COLUMNS, request_row
+from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
 from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns
 from harness.record.transfer_log import TransferLog
@@ -32,12 +30,6 @@ if TYPE_CHECKING:  # the real engine brings torch
     from engine.api.step_report import StepReport
     from harness.record.issued import Issued
 
-REQUEST_COLUMNS = (
-    "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
-    "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
-    "num_host_cached_tokens", "num_disk_cached_tokens", "num_store_cached_tokens",
-)  # fmt: skip
-_PACK_REQUEST = Struct(f"{len(REQUEST_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
@@ -142,16 +134,10 @@ class Recorder:
         self.on_commit(report.outcome)
 
     def _add_request(self, request: Request, status: int) -> None:
-        finish, sequences = request.finish_time, request.sequences
         if self._spans is not None:
-            self._spans.close(request, request.arrival_time if STATUSES[status] == "rejected" else finish)
-        counts = _counts(sequences[0])
-        if len(sequences) > 1:
-            counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
-        times: tuple[int | None, ...] = request.first_scheduled_time, request.first_token_time, finish
-        if None in times:
-            times = tuple(UNSET if time is None else time for time in times)
-        self._requests.frombytes(_PACK_REQUEST(request.request_id, status, request.arrival_time, *times, *counts))
+            is_rejected = STATUSES[status] == "rejected"
+            self._spans.close(request, request.arrival_time if is_rejected else request.finish_time)
+        self._requests.frombytes(request_row(request, status))
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
@@ -204,13 +190,3 @@ class Recorder:
         del self._drafts[len(self._drafts) // 4 * 4 :]
         while self._drafts and self._drafts[-4] >= len(self._log.durations):
             del self._drafts[-4:]
-
-
-def _counts(sequence: Sequence) -> tuple[int, ...]:
-    """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
-    hits = sequence.cached_by_tier
-    host, disk, store = (hits.get(HOST, 0), hits.get(DISK, 0), hits.get(STORE, 0)) if hits else (0, 0, 0)
-    return (
-        sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
-        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk, store,
-    )  # fmt: skip
