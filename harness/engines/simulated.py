@@ -13,7 +13,6 @@ from harness.engines.resolving.known_error import cost_model_text
 from harness.errors import ConfigError
 from harness.record.record import Record
 from harness.record.recorder import Recorder
-from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace, whole_numbers
 from simulator.arrivals import Arrivals
