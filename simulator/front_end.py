@@ -57,10 +57,18 @@ class FrontEnd:
     Args:
         arrivals: of the clients.
         prompt_tokens: of each row.
+        are_fixed: no end of a request changes when another arrives. Then `next_ns` is when an engine sees the next
+            request, and not when the next turn of a process may end.
     """
 
     def __init__(
-        self, arrivals: Arrivals, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int
+        self,
+        arrivals: Arrivals,
+        times: FrontEndTimes,
+        prompt_tokens: Sequence[int],
+        num_processes: int,
+        *,
+        are_fixed: bool = False,
     ) -> None:
         self._arrivals = arrivals
         self._times = times
@@ -71,24 +79,47 @@ class FrontEnd:
         self._working: deque[tuple[float, int, int]] = deque()  # the clock when done, row, arrival; in order
         self._tokenised_ns = [0.0] * num_processes  # a heap: when each tokeniser is done with what it has
         self._on_way: list[tuple[int, int, int]] = []  # a heap: when the engine sees it, row, arrival
+        self._seen: list[tuple[int, int]] = []  # at `next_ns`, if arrivals are fixed
+        self._are_fixed = are_fixed
         self.next_ns = arrivals.next_ns
+        if are_fixed:
+            self._seen = self._pass_turns()
 
     def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
         """Pairs of intended arrival and row, in the order in which the engines see them."""
-        due = []
-        arrivals, working, on_way = self._arrivals, self._working, self._on_way
-        while (time := self.next_ns) <= now_ns:
-            if working:
-                self._work_until(time)
-            self._now = time
-            if arrivals.next_ns <= time:
-                done = self._clock + self._times.request_ns
-                working.extend([(done, row, arrival) for arrival, row in arrivals.pop_due(time)])
-            while on_way and on_way[0][0] <= time:
-                _, row, arrival = heapq.heappop(on_way)
-                due.append((arrival, row))
-            self._look_ahead()
+        due: list[tuple[int, int]] = []
+        while self.next_ns <= now_ns:
+            if self._are_fixed:
+                due += self._seen
+                self._look_ahead()
+                self._seen = self._pass_turns()
+            else:
+                due += self._turn()
+                self._look_ahead()
         return due
+
+    def _pass_turns(self) -> list[tuple[int, int]]:
+        """Take turns until the engines see somebody, at `next_ns`; nobody if nobody comes any more."""
+        while self.next_ns < NEVER:
+            if seen := self._turn():
+                return seen
+            self._look_ahead()
+        return []
+
+    def _turn(self) -> list[tuple[int, int]]:
+        """What happens at `next_ns`; returns whom the engines see then."""
+        time, arrivals, working, on_way = self.next_ns, self._arrivals, self._working, self._on_way
+        if working:
+            self._work_until(time)
+        self._now = time
+        if arrivals.next_ns <= time:
+            done = self._clock + self._times.request_ns
+            working.extend([(done, row, arrival) for arrival, row in arrivals.pop_due(time)])
+        seen: list[tuple[int, int]] = []
+        while on_way and on_way[0][0] <= time:
+            _, row, arrival = heapq.heappop(on_way)
+            seen.append((arrival, row))
+        return seen
 
     def on_finish(self, row: int, now_ns: int) -> None:
         self._arrivals.on_finish(row, max(now_ns, self._now))  # what is refused is so at its arrival

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.board.point import FLEET, METRICS
-from harness.engines.resolving.known_error import LEVELS, RunClass, Spread, left_out_of
+from harness.engines.resolving.known_error import KERNELS, LEVELS, SCALED, RunClass, Spread, left_out_of
 
 CLASS = ["engine", "version", "device", "model", "kind", "precision", "cost", "load"]
 _SHOWN = ("tpot", "ttft", "throughput", "e2el")
@@ -49,7 +49,7 @@ def known_errors(table: pd.DataFrame) -> pd.DataFrame:
     """A row for each class of `LEVELS` that has points of servers of vLLM; of fleets those with prompts and decodes
     apart."""
     counted = table[(table["excluded"] == "") & (table["engine"] == "vLLM") & (table["load"] != FLEET)]
-    counted = counted[counted["cost"].isin(("kernels", "roofline"))]
+    counted = counted[counted["cost"].isin((KERNELS, SCALED, "roofline"))]
     rows: dict[RunClass, dict[str, Any]] = {}
     fields = counted[[*RunClass._fields]].astype(str).itertuples(index=False, name=None)
     of = [RunClass(*values) for values in fields]

@@ -13,6 +13,7 @@ import pandas as pd
 
 from experiments.board.classes import errors
 from experiments.board.point import FLEETS
+from harness.engines.resolving.known_error import SCALED
 
 _FIDELITY, _README, _MODELS = Path("docs/fidelity.md"), Path("README.md"), Path("docs/scheduler_and_cost_model.md")
 _SHOWN = ("tpot", "ttft", "throughput")
@@ -40,6 +41,11 @@ def _tensorrt_llm(table: pd.DataFrame) -> pd.Series[bool]:
     return _served("TensorRT-LLM")(table) & table["source"].ne("gpustack")
 
 
+def _scaled(*numbers: int) -> Callable[[pd.DataFrame], pd.Series[bool]]:
+    """Which points are priced by kernels of another GPU, on so many."""
+    return lambda table: _served("vLLM", SCALED)(table) & table["num_gpus"].isin(numbers)
+
+
 _BY_KERNELS, _BY_ROOFLINE = _served("vLLM"), _served("vLLM", "roofline")
 # Rows of several classes: their name in fidelity.md, that in README.md, and which of the points that count.
 _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
@@ -47,6 +53,12 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     ("dense models", "of them dense models", _served("vLLM", kind="dense")),
     ("models with experts", "with experts", _served("vLLM", kind="expert")),
     ("latent attention", "", _served("vLLM", kind="latent")),
+    (
+        "vLLM by kernels of a GPU that is like it: one RTX 4090, RTX 5090 or H100 PCIe",
+        "vLLM by kernels of a GPU that is like it (RTX 4090, 5090, H100 PCIe)",
+        _scaled(1),
+    ),
+    ("2 to 8 RTX 4090, by kernels of a GPU that is like it", "2 to 8 RTX 4090", _scaled(2, 4, 8)),
     (
         "vLLM by the roofline: every fifth row, and servers without kernel times",
         "vLLM by the roofline",

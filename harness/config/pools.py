@@ -6,14 +6,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from engine.documents import DocumentError, read_yaml
-from harness.config.composing.conf_tree import CONF
-from harness.config.composing.device_names import device_option
+from harness.config.devices import device_named
 from harness.config.explaining import explain
 from harness.config.run import RunConfig
 from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, RouterConfig
-from harness.config.schema.reader import nearest
-from harness.config.schema.system import DeviceConfig
 from harness.errors import ConfigError
 from simulator.handover import Role
 
@@ -64,7 +60,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
 def _config_of(pool: PoolConfig, config: RunConfig) -> RunConfig:
     update: dict[str, Any] = {name: value for name in _SAME if (value := getattr(pool, name)) is not None}
     if pool.device is not None:
-        update["device"] = _device(pool.device)
+        update["device"] = device_named(pool.device)
     if pool.engine:
         if "kind" in pool.engine:
             raise ConfigError("engine.kind: is that of the run")
@@ -94,14 +90,3 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Nested groups of keys with some of them changed."""
     both = {key: _merged(values[key], new) for key, new in changes.items() if isinstance(new, dict) and key in values}
     return {**values, **changes, **both}
-
-
-def _device(name: str) -> DeviceConfig:
-    """An option of the group `device`; raises ConfigError where there is none of that name."""
-    names = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
-    if (option := device_option(name, names)) is None:
-        raise ConfigError(f"device={name}: no option of device{nearest(name, names)}")
-    try:
-        return DeviceConfig.model_validate(read_yaml(CONF / "device" / f"{option}.yaml"))
-    except DocumentError as error:
-        raise ConfigError(f"device={name}: {error}") from None

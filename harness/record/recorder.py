@@ -15,7 +15,6 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from engine.core.kv.shared_store import STORE
@@ -24,11 +23,14 @@ from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request, Sequence
 from harness.record.request_times import UNSET, token_gaps
 from harness.record.span_log import SpanLog
-from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns
+from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns, table_of
 from harness.record.transfer_log import TransferLog
 from harness.results.tables import Gaps
+from simulator.table import Table
 
 if TYPE_CHECKING:  # the real engine brings torch
+    import pandas as pd
+
     from engine.api.step_report import StepReport
     from harness.record.issued import Issued
 
@@ -220,8 +222,8 @@ class Recorder:
     def span_table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame | None:
         return None if self._spans is None else self._spans.table(request_ids)
 
-    def _plan_table(self) -> pd.DataFrame:
-        return pd.DataFrame(matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
+    def _plan_table(self) -> Table:
+        return table_of(matrix(self._plans, len(_PLAN_COLUMNS)), _PLAN_COLUMNS)
 
     def _step_durations(self) -> NDArray[np.int64]:
         return np.frombuffer(self._durations, dtype=np.int64)

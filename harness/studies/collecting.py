@@ -76,7 +76,7 @@ def collect(
     }
     block_size = meta.pop("block_size", config.block_size)
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
+        recorded.request_rows, recorded.step_rows, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
         recorded.spans, recorded.itls,
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from simulator.system import System
 
 KNOWN_ERRORS = Path(simulator.__path__[0]) / "profiles" / "known_errors.csv"
 CLOSED_LOOP, AT_ONCE, OPEN_LOOP = "closed loop", "at once", "open loop"
+KERNELS, SCALED = "kernels", "kernels of another GPU"  # as the cost of a class
 APART = "apart"  # any load of servers for prompts and others for decodes, whose errors are those of no single server
 _ENOUGH = 3
 _OTHER_ENGINES = {"sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # by their policies
@@ -73,10 +74,11 @@ class KnownError(NamedTuple):
 
 def run_class(system: System, load: str) -> RunClass:
     """The class of a run on `system`."""
-    has_kernels = system.profile is not None and bool(system.profile.meta.source.get("database"))
+    source = system.profile.meta.source if system.profile is not None else {}
+    kernels = SCALED if source.get("scaled_from") else KERNELS if source.get("database") else ""
     name = base_name(system.model.name).removesuffix("-instruct")
     return RunClass(
-        "kernels" if has_kernels else system.cost.kind, system.device.name, model_kind(system.model), name,
+        kernels or system.cost.kind, system.device.name, model_kind(system.model), name,
         system.model.quantization.name, load,
     )  # fmt: skip
 
