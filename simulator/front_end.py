@@ -161,13 +161,17 @@ class FrontEnd:
 class SecondFrontEnd:
     """The front ends of servers for decodes, where a request is parsed and tokenised again.
 
+    Prompts do not wait for one another's tokens here: vLLM hands up to 32 that wait to its tokeniser at once
+    (`AsyncMicrobatchTokenizer`), which shares them out to the cores, and such servers have all requests of a fleet.
+
     Args:
         prompt_tokens: of each row.
     """
 
     def __init__(self, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int) -> None:
         self._coming = _Coming()
-        self._front_end = FrontEnd(self._coming, times, prompt_tokens, num_processes)
+        self._prompt_tokens, self._prompt_token_ns = prompt_tokens, times.prompt_token_ns
+        self._front_end = FrontEnd(self._coming, times._replace(prompt_token_ns=0.0), prompt_tokens, num_processes)
 
     @property
     def next_ns(self) -> int:
@@ -176,7 +180,7 @@ class SecondFrontEnd:
 
     def enter(self, row: int, at_ns: int) -> None:
         """A request comes at this time, which is not past."""
-        self._coming.push(row, at_ns)
+        self._coming.push(row, at_ns + round(self._prompt_token_ns * self._prompt_tokens[row]))
         self._front_end.look()
 
     def pop_due(self, now_ns: int) -> list[int]:

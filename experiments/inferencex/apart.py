@@ -4,11 +4,11 @@
 how many clients. A row is a pool of servers for prompts and one for decodes, each with its own tensor parallelism,
 data-parallel ranks and whole experts. Nothing is fitted. Seats and tokens of a step are those of the recipe by which
 the row was run (`experiments.inferencex.recipes`), and so are the ranks of vLLM's servers, which the file leaves out;
-where no recipe is known, they are vLLM's defaults. Requests go to the servers in turn, as behind one frontend of
-Dynamo, or to any, as behind several of them. The network has 400 Gbit/s for each GPU. All have the scheduler of vLLM;
-SGLang's and TensorRT-LLM's are simulated so, too, the latter with the times of its kernels; SGLang's were not timed for
-these models. Clients are InferenceX's, with lengths from 0.8 of those stated, and send 10 requests each, or 3 where
-that is more than 2,000.
+where no recipe is known, they are vLLM's defaults. Requests are spread as by the frontends of Dynamo that the recipe
+starts, or by one (`experiments.inferencex.frontends`). The network has 400 Gbit/s for each GPU. All have the scheduler
+of vLLM; SGLang's and TensorRT-LLM's are simulated so, too, the latter with the times of its kernels; SGLang's were not
+timed for these models. Clients are InferenceX's, with lengths from 0.8 of those stated, and send 10 requests each, or 3
+where that is more than 2,000.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from experiments.board.point import Found, Point, loop_throughput, refusal
 from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server, trtllm_kernels
 from harness.config import RunConfig
 from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig, RouterConfig
+from harness.config.targets import import_targets
 from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.resolving.known_error import APART, run_class
 from harness.engines.simulated import SimulatedEngine
@@ -38,6 +39,7 @@ from simulator.fleet_system import FleetSystem
 
 FILE = Path(__file__).parent / "recipes.csv"
 _LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"
+_RULE = "experiments.inferencex.frontends:Frontends"
 _KIMI = "moonshotai/Kimi-K2.5"
 _ASSUMED = "400 Gbit/s a GPU"
 _DEFAULTS = f"vLLM's defaults, servers in turn, {_ASSUMED}"
@@ -76,7 +78,7 @@ class Side(NamedTuple):
     def by(self, recipe: Any, name: str) -> Side:
         """These servers with what a recipe says of the side of this `name`."""
         told = (getattr(recipe, f"{name}_{key}") for key in ("ranks", "seats", "tokens"))
-        ranks, seats, tokens = (None if np.isnan(value) else int(value) for value in told)
+        ranks, seats, tokens = (None if pd.isna(value) else int(value) for value in told)
         ranks = ranks or self.ranks
         tensor = self.tensor * self.ranks // ranks
         return self._replace(tensor=tensor, ranks=ranks, seats=seats, tokens=tokens)
@@ -111,6 +113,7 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
         left_out.update(["no server is known for these rows"] * len(chosen))
         return Found([], left_out)
     server = server._replace(more={"cost.profile": kernels(data, backend, system, server)})
+    import_targets({"router": {"rule": _RULE}})
     config = composed("fleet=disaggregated", "engine.compress=true", *_settings(server))
     found = []
     for row in chosen[::every]:
@@ -178,8 +181,8 @@ def _settings(server: PublicServer) -> Iterator[str]:
 
 def _point(row: Any, config: RunConfig, server: PublicServer) -> Point:
     prefill, decode = _side(row, "prefill"), _side(row, "decode")
-    rule = getattr(_recipes().get(row.id), "router", "round_robin")
-    routers = [RouterConfig(rule=rule, options={"seed": seed} if rule == "random" else {}) for seed in range(2)]
+    number = int(getattr(_recipes().get(row.id), "frontends", 1))
+    routers = [RouterConfig(rule=_RULE, options={"number": number, "seed": seed}) for seed in range(2)]
     pools = DisaggregatedFleet(prefill=prefill.pool(), decode=decode.pool(), decode_router=routers[1])
     fleet = resolve_fleet(config.model_copy(update={"fleet": pools, "router": routers[0]}))
     ttft, tpot = simulate(fleet, row, server.length_ratio)

@@ -7,9 +7,8 @@ silicon_sample.csv tells the day of its run. `nvidia-master.yaml` of InferenceX 
 which clients on which layout; the recipe is a file of srt-slurm, with the options of the servers. Rows with drafts
 have none here, nor have those that no version of the list names.
 
-One frontend of Dynamo hands requests to its servers in turn. Several of them, which srt-slurm starts by default, do so
-each for itself, behind an nginx whose processes (`worker_processes auto`) choose among them each for itself, too: what
-a server gets is then as if it was drawn.
+How many frontends of Dynamo there were follows, too (`_frontends`); `experiments.inferencex.frontends` is how they
+spread requests.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def main(inferencex: str, srt_slurm: str, data: str) -> None:
         recipes = _of_row(row, measured[1], days) if measured else []
         if len(recipes) == 1:
             found.append({"id": row.id, **_settings(srt_slurm, recipes[0], measured[1] if measured else "")})
-    pd.DataFrame(found).to_csv(FILE, index=False)
+    pd.DataFrame(found).convert_dtypes().to_csv(FILE, index=False)
     print(f"{len(found)} rows")
 
 
@@ -109,13 +108,23 @@ def _settings(clone: str, recipe: str, day: str) -> dict[str, Any]:
     texts = [(date, commit, text) for commit, date in log if (text := _git(clone, "show", f"{commit}:{recipe}"))]
     date, commit, text = max((each for each in texts if each[0] <= day), default=min(texts))
     document = yaml.safe_load(text)
-    backend, frontend = document["backend"], document.get("frontend") or {}
+    backend = document["backend"]
     config = next(value for name, value in backend.items() if name.endswith("_config") and isinstance(value, dict))
     return {
         "recipe": recipe, "commit": commit[:8],
-        "router": "random" if frontend.get("enable_multiple_frontends", True) else "round_robin",
+        "frontends": _frontends(document),
         **{f"{name}_{key}": value for name in ("prefill", "decode") for key, value in _side(config[name]).items()},
     }  # fmt: skip
+
+
+def _frontends(document: dict[str, Any]) -> int:
+    """As srt-slurm has it (cli/mixins/frontend_stage.py, early 2026): one, or one on each node but the first, at most
+    ten unless the recipe says otherwise."""
+    frontend, resources = document.get("frontend") or {}, document["resources"]
+    if not frontend.get("enable_multiple_frontends", True):
+        return 1
+    nodes = sum(resources.get(f"{name}_nodes") or 0 for name in ("prefill", "decode"))
+    return max(1, min(int(frontend.get("num_additional_frontends", 9)) + 1, nodes - 1))
 
 
 def _side(options: dict[str, Any]) -> dict[str, int | None]:
