@@ -168,7 +168,7 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         whole = _with_whole_experts(system, profile)
         if whole is None:
             raise ProfileError(f"has no times of experts that {model.num_expert_ranks} GPUs share out")
-        return replace(system, profile=whole)
+        return replace(system, profile=_on_this_card(system, whole))
     kernels = system.cost.kernels
     found = _coming_along(system, model, max_graph_tokens)
     if found is not None:
@@ -198,14 +198,22 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
 def _coming_along(system: System, model: Model, max_graph_tokens: int | None) -> Profile | None:
     """The profile of `model` that comes with the project, or else is compiled from the operator times that do."""
     device, ranks = system.device, system.tensor_parallel_size
-    gpu, factor = device.aiconfigurator_system, device.kernel_times
-    if gpu is None or (factor != 1 and system.num_gpus > 1):
+    gpu = device.aiconfigurator_system
+    if gpu is None or (device.kernel_times != 1 and system.num_gpus > 1):
         return None
     how = system.cost.kernels, max_graph_tokens
     found = find_profile(gpu, model, ranks, system.max_num_seqs, *how) or compiled_profile(
         gpu, model, ranks, system.max_num_seqs, device, *how
     )
-    return slowed(found, factor) if found is not None and factor != 1 else found
+    return None if found is None else _on_this_card(system, found)
+
+
+def _on_this_card(system: System, profile: Profile) -> Profile:
+    """`profile`, slower if it is of the faster card that stands in for this one in NVIDIA's database."""
+    device = system.device
+    measured_on = str(profile.meta.source.get("database", "")).partition("/")[0]
+    is_of_another = device.kernel_times != 1 and measured_on == device.aiconfigurator_system
+    return slowed(profile, device.kernel_times) if is_of_another else profile
 
 
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
