@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.policies.sglang import SglangOptions
+from engine.core.sglang.options import SglangOptions
 from harness import run
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.sglang import serve_line as sglang_serve

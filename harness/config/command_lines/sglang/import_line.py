@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.core.policies.sglang import SglangOptions
+from engine.core.sglang.options import SglangOptions
 from engine.core.sglang.queue import SCHEDULE_POLICIES
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.config_file import with_config_file

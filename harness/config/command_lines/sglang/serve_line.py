@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.policies.sglang import SglangOptions
+from engine.core.sglang.options import SglangOptions
 from harness.config.command_lines.sglang.import_line import BALANCERS, OPTIONS
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig

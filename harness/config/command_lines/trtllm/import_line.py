@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.core.policies.trtllm import CAPACITY_POLICIES
 from engine.core.trtllm.chunking import SHARES
+from engine.core.trtllm.options import CAPACITY_POLICIES
 from engine.documents import DocumentError, read_yaml, user_path
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.known_models import KnownModels
