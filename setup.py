@@ -13,7 +13,15 @@ from typing import Any
 from setuptools import setup
 
 # Nobody inherits from a compiled class, and configurations, users' policies and tests do from these.
-PYTHON = ("policies", "routing", "planning/policy", "scheduler_options", "kv/reservation", "trtllm/options", "sglang/options")
+PYTHON = (
+    "policies",
+    "routing",
+    "planning/policy",
+    "scheduler_options",
+    "kv/reservation",
+    "trtllm/options",
+    "sglang/options",
+)
 COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
     *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws")),
