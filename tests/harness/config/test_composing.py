@@ -168,7 +168,8 @@ def test_a_known_command_is_what_hydra_makes_of_it(loaders: tuple[ConfigLoader, 
     command.stored["hydra"]["hydra"]["job"]["name"] = "twinserve"  # as other tests in this process may have named it
     cfg = loaders[0].load_configuration("config", [*again.split(), "hydra.mode=RUN"], RunMode.RUN)
     cfg.hydra.runtime.output_dir, cfg.hydra.job.name = os.path.abspath("x/y"), "twinserve"
-    job, own = (OmegaConf.masked_copy(cfg, [str(key) for key in cfg if (key == "hydra") == is_own]) for is_own in (0, 1))
+    parts = ([str(key) for key in cfg if (key == "hydra") == is_own] for is_own in (False, True))
+    job, own = (OmegaConf.masked_copy(cfg, keys) for keys in parts)
     assert command.values == OmegaConf.to_container(job, resolve=True)
     command.store(tmp_path)
     for name, content in {"config": job, "hydra": own, "overrides": cfg.hydra.overrides.task}.items():
