@@ -18,7 +18,7 @@ from math import ceil
 from typing import NamedTuple
 
 from engine.core.routing.draws import draw
-from simulator.arrivals import NEVER, Arrivals
+from simulator.arrivals import NEVER, Arrivals, OpenLoop
 
 _STEPS = 1 << 20  # of the draws
 _ROUNDING = 1e-3  # ns that a clock may be off
@@ -57,18 +57,14 @@ class FrontEnd:
     Args:
         arrivals: of the clients.
         prompt_tokens: of each row.
-        are_fixed: no end of a request changes when another arrives. Then `next_ns` is when an engine sees the next
-            request, and not when the next turn of a process may end.
+
+    Attributes:
+        next_ns: as of `Arrivals`. Where no end of a request changes when another arrives, it is when an engine sees the
+            next one; else when a turn of a process may end.
     """
 
     def __init__(
-        self,
-        arrivals: Arrivals,
-        times: FrontEndTimes,
-        prompt_tokens: Sequence[int],
-        num_processes: int,
-        *,
-        are_fixed: bool = False,
+        self, arrivals: Arrivals, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int
     ) -> None:
         self._arrivals = arrivals
         self._times = times
@@ -80,9 +76,9 @@ class FrontEnd:
         self._tokenised_ns = [0.0] * num_processes  # a heap: when each tokeniser is done with what it has
         self._on_way: list[tuple[int, int, int]] = []  # a heap: when the engine sees it, row, arrival
         self._seen: list[tuple[int, int]] = []  # at `next_ns`, if arrivals are fixed
-        self._are_fixed = are_fixed
+        self._are_fixed = isinstance(arrivals, OpenLoop)
         self.next_ns = arrivals.next_ns
-        if are_fixed:
+        if self._are_fixed:
             self._seen = self._pass_turns()
 
     def pop_due(self, now_ns: int) -> list[tuple[int, int]]:

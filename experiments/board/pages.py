@@ -122,7 +122,7 @@ def write_pages(folder: Path) -> None:
 def _classes(chosen: pd.DataFrame, prefix: str, known: set[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """A row for each model, weights and GPU with enough points or a row already, the worst TPOT first; then others."""
     model = chosen["model"].str.removesuffix("-nvfp4")
-    device = chosen["device"].str.extract(r"^NVIDIA (RTX PRO 6000|\w+)")[0]
+    device = chosen["device"].str.extract(r"^NVIDIA (RTX PRO 6000|H100 PCIe|\w+)")[0]
     layout = chosen["kind"].str.endswith("expert-parallel").map({True: ", expert parallel", False: ""})
     named = prefix + model + ", " + chosen["precision"].replace("none", "16 bits") + ", " + device + layout
     parts = {str(name): part for name, part in chosen.groupby(named)}

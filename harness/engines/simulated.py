@@ -13,7 +13,6 @@ from harness.engines.resolving.known_error import cost_model_text
 from harness.errors import ConfigError
 from harness.record.record import Record
 from harness.record.recorder import Recorder
-from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace, whole_numbers
 from simulator.arrivals import Arrivals
@@ -89,9 +88,7 @@ class SimulatedEngine:
         second, decoders = None, None
         if (times := first.front_end) is not None:
             prompt_tokens = whole_numbers(trace.rows["num_prompt_tokens"].to_numpy())
-            is_open = isinstance(arrivals, OpenLoop)
-            number = len(entries) * times.processes
-            arrivals = FrontEnd(arrivals, times, prompt_tokens, number, are_fixed=is_open)
+            arrivals = FrontEnd(arrivals, times, prompt_tokens, len(entries) * times.processes)
             second = SecondFrontEnd(times, prompt_tokens, len(to) * times.processes) if to else None
         if (apart := fleet.apart) is not None:
             halves = self._ports[: fleet.num_entries], self._ports[fleet.num_entries :]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.core.sequence import Request
-from harness.record.recorder import REQUEST_COLUMNS, STATUSES, Recorder
+from harness.record.recorder import STATUSES, Recorder
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET, latencies, seconds
 from harness.record.step_columns import table_of
 from harness.results.tables import Gaps
@@ -70,6 +71,11 @@ class Record:
         gaps = _merged_gaps([server.gaps() for server in self.servers])  # first, as it needs memory for a while
         requests = self._requests(trace)
         return RecordedRun(requests, self._steps(), gaps, self._spans(requests["request_id"].to_numpy()))
+
+    def forget(self) -> None:
+        """Let go of all but the counts and the time: who has the tables needs the rest no more."""
+        for server in self.servers:
+            server.forget()
 
     def _requests(self, trace: Trace) -> Table:
         """A row per request of the trace, whichever server it was sent to; -1 for those that never arrived."""

@@ -32,6 +32,7 @@ def collect(
 ) -> RunResult:
     """The tables of a run and what its summary says of it; `failure` is what ended it early, after `wall_s`."""
     recorded = engine.record.tables(trace, engine.unfinished())
+    engine.record.forget()
     pools, smallest = pools_of(config), min(engine.pool_blocks, default=None)
     meta = {
         "engine": config.engine.kind,

@@ -21,37 +21,10 @@ from harness.config import (
 from harness.config.schema.arrivals import RECORDED
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
-from harness.workload.trace import Trace, whole_numbers
-from simulator.arrivals import NEVER, Arrivals
+from harness.workload.trace import Trace
+from simulator.arrivals import NEVER, Arrivals, OpenLoop
 
 Nanoseconds = npt.NDArray[np.int64]
-
-
-class OpenLoop:
-    """Arrivals at times fixed beforehand, whatever the engine does.
-
-    Args:
-        times_ns: int64[n], ascending; row r arrives at times_ns[r].
-    """
-
-    def __init__(self, times_ns: Nanoseconds) -> None:
-        self.times_ns = times_ns
-        self._times = whole_numbers(times_ns)
-        self._times.append(NEVER)
-        self._row = 0
-        self.next_ns: int = self._times[0]
-
-    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
-        times = self._times
-        first = row = self._row
-        while times[row] <= now_ns:
-            row += 1
-        self._row = row
-        self.next_ns = times[row]
-        return [(times[each], each) for each in range(first, row)]
-
-    def on_finish(self, row: int, now_ns: int) -> None:
-        pass
 
 
 class ClosedLoop:

@@ -37,7 +37,7 @@ def request_factory(
     columns = _request_columns(trace)
     deadlines = deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)
-    num_blocks = _num_blocks(trace, block_size, max_model_len)
+    num_blocks = _num_blocks(trace, block_size, max_model_len) if cache_outputs else []
 
     def contents(row: int) -> list[int] | None:
         if prompts[row] >= max_model_len:

@@ -18,7 +18,8 @@ from engine.core.sequence import Request
 from harness.engines.endpoint.answers import Answer
 from harness.engines.endpoint.metrics import Readings
 from harness.record.record import Record, RecordedRun
-from harness.record.recorder import REQUEST_COLUMNS, STATUSES, Recorder
+from harness.record.recorder import STATUSES, Recorder
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
 from harness.results.tables import Gaps
 from harness.workload.trace import Trace

@@ -13,7 +13,8 @@ from engine.core.plan import StepOutcome
 from engine.core.sequence import Request
 from harness.config import RunConfig
 from harness.record.record import Record
-from harness.record.recorder import REQUEST_COLUMNS, Recorder
+from harness.record.recorder import Recorder
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
 from harness.results.metrics import summarize
 from harness.results.stored.environment import environment

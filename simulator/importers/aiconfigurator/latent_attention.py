@@ -4,9 +4,9 @@
     latent           mla_*_module_perf    the whole attention with its products, of DeepSeek-V3's sizes
     sparse latent    dsa_*_module_perf    the same with the indexer, of DeepSeek-V3.2's and GLM-5's
 
-**Prompts.** The module launches its kernels one by one: a lone token takes the sparse one 1.5 ms on any GPU, and so do
-2,048, for which the GPU needs 1.2. Prompts that share a step share these launches. So a prompt takes its share of a
-batch that fills a step, `_STEP` tokens or more, and the launches are a least time of a step without a CUDA graph
+**Prompts** of sparse attention. The module launches its kernels one by one: a lone token takes 1.5 ms on any GPU, and
+so do 2,048, for which the GPU needs 1.2. Prompts that share a step share these launches. So a prompt takes its share of
+a batch that fills a step, `_STEP` tokens or more, and the launches are a least time of a step without a CUDA graph
 (`launches_us`).
 
 **Small kernels.** Only B200's table of latent attention was taken again with the fused kernels that a server compiles
@@ -50,7 +50,8 @@ _SMALL_US = (44.4, 51.2, 60.7, 65.0, 70.9, 83.0, 139.7, 443.8, 1605.0)
 def latent_module(
     database: Database, model: Model, block: Latent, ranks: int, stored: str, *, of_whole_topk: bool = False
 ) -> tuple[dict[int, MeasuredCurve], MeasuredCurve]:
-    """Times in us of a layer: decodes by batch over the context, and a prompt's in a full step over its length.
+    """Times in us of a layer: decodes by batch over the context, and a prompt's over its length; in a full step, if
+    attention is sparse.
 
     Args:
         stored: the KV cache as the database calls it: bfloat16, fp8.
@@ -64,6 +65,8 @@ def latent_module(
         size: measured_curve(decodes[decodes["batch_size"] == size], "step")[0].thinned()
         for size in decodes["batch_size"].unique().tolist()
     }
+    if not block.index_topk:
+        return by_batch, measured_curve(prompts[prompts["batch_size"] == 1], "isl")[0]
     of_prompt = _share_of_step(prompts)
     if not of_whole_topk or stored != "bfloat16":
         return by_batch, of_prompt

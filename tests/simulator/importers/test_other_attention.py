@@ -101,9 +101,10 @@ def test_latent_attention_is_timed_as_a_whole_for_the_heads_of_a_rank(name: str,
     where = tables.asked[0][1]
     assert where["num_heads"] == model.sizes["num_attention_heads"] / 8
     assert where["gemm_type"] == ("bfloat16" if name == "glm-5" else "fp8_block")
-    fused, half = (54.4, 2) if table == "mla" else (0.0, 1)  # small kernels that a server fuses; no more than a half
+    # Small kernels that a server fuses, no more than a half; sparse prompts are of a batch of 8, which fills a step.
+    fused, half, batch = (54.4, 2, 1) if table == "mla" else (0.0, 1, 8)
     assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096 - fused, abs=0.1)
-    share = (100 + 8 * 4096**2 * 1e-6) / 8  # of a batch of 8, which fills a step
+    share = (100 + batch * 4096**2 * 1e-6) / batch
     assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx(share / half)
 
 
