@@ -24,7 +24,6 @@ from harness.engines.resolving.known_error import AT_ONCE, CLOSED_LOOP, run_clas
 from harness.engines.resolving.system import resolve
 from harness.errors import TwinServeError
 from harness.results.unserved import unserved_text
-from harness.workload.sampling import draw_sharegpt
 
 _DEVICES = {"a100": "a100-80gb", "h100": "h100-80gb", "h200": "h200"}
 _ENGINES = {"vllm": "vLLM", "python3": "SGLang", "trtllm-serve": "TensorRT-LLM"}
@@ -33,6 +32,16 @@ _OTHER_SERVICE = {
     "data-parallel ranks of SGLang": ("--dp", "--enable-dp-attention"),
 }
 _MODELS = ("deepseek-ai/DeepSeek-V3.2",)  # that commands name by a folder
+SHAREGPT = Path("distserve_vllm_opt13b/workload-vllm-300-3.exp")  # in the folder of measurements
+# Of pages whose card was no SXM module, by its own figures, and how their servers differed from the commands shown.
+_SETTINGS = {
+    # 74 GB of weights and KV of one sequence of 32,000 tokens are read in 43.3 ms: 1.7 TB/s, as a card on PCIe can. A
+    # default server has no room for such a sequence; the page's peak tokens/s times the time of a step say that 16
+    # sequences of 2,100 tokens, 8 of 4,200 or one of 32,100 ran at a time: 34,000 tokens, as with 0.95 of the memory.
+    "qwen3-32b/h100.md": ("device=h100-pcie", "gpu_memory_utilization=0.95"),
+    # 71 GB of weights and KV of 8 such sequences in 43.5 ms.
+    "qwen3-14b/h100.md": ("device=h100-pcie",),
+}
 _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 # Pages on which constants were fitted: of the front end, and of weights of few bits.
 _FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
@@ -47,7 +56,7 @@ def points(
     left_out: dict[str, int] = {}
     for measured in [each for each in _runs(data) if each["page"] == page][::every]:
         try:
-            found.append(_first_point(measured, silicon, cost, history))
+            found.append(_first_point(measured, silicon, cost, data.parents[1] / SHAREGPT, history))
         except TwinServeError as error:
             reason = refusal(error)
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -63,7 +72,7 @@ def _runs(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
 
 
-def _first_point(measured: dict[str, Any], silicon: Path, cost: str, history: Path | None) -> Point:
+def _first_point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path, history: Path | None) -> Point:
     """A point by the first tables that have its operators."""
     kernels = [""]
     if _engine(measured) == "SGLang" and cost == "profiled":
@@ -72,11 +81,11 @@ def _first_point(measured: dict[str, Any], silicon: Path, cost: str, history: Pa
     *preferred, last = kernels
     for each in preferred:
         try:
-            return _point(measured, each, cost)
+            return _point(measured, each, cost, sharegpt)
         except TwinServeError as error:
             if not is_untimed(error):
                 raise
-    return _point(measured, last, cost)
+    return _point(measured, last, cost, sharegpt)
 
 
 def _device(measured: dict[str, Any]) -> str:
@@ -91,7 +100,7 @@ def _version(measured: dict[str, Any]) -> str:
     return str(measured["versions"].get(_engine(measured)) or "").removeprefix("v")
 
 
-def _point(measured: dict[str, Any], kernels: str, cost: str) -> Point:
+def _point(measured: dict[str, Any], kernels: str, cost: str, sharegpt: Path) -> Point:
     """The simulated beside the measured figures of a run; raises TwinServeError where it cannot be simulated."""
     device, engine, version = _device(measured), _engine(measured), _version(measured)
     key, scheduler = ("import_sglang", "sglang") if engine == "SGLang" else ("import_vllm", "vllm")
@@ -102,11 +111,13 @@ def _point(measured: dict[str, Any], kernels: str, cost: str) -> Point:
         overrides.append("frontend=none")
         overrides += [f"cost.profile={kernels}"] if kernels else []
     clients = measured["max_concurrency"] and int(measured["max_concurrency"])
+    settings = _SETTINGS.get(measured["page"], ())
+    overrides += [each for each in settings if engine == "vLLM" or each.startswith("device=")]
     if clients:
         overrides += ["arrival=closed_loop", f"arrival.concurrency={clients}"]
     else:
         overrides.append("arrival=all_at_once")
-    found = run(*overrides, trace=_trace(measured))
+    found = run(*overrides, trace=trace_of(measured, sharegpt))
     summary = found.summary
     if unserved := unserved_text(summary):
         raise TwinServeError(f"not all served in the simulation: {unserved}")
@@ -118,7 +129,9 @@ def _point(measured: dict[str, Any], kernels: str, cost: str) -> Point:
         kind=run_class(resolve(found.config), CLOSED_LOOP if clients else AT_ONCE), num_gpus=found.config.num_gpus,
         clients=clients, prompt=measured["input_tokens"] / num_requests,
         output=measured["output_tokens"] / num_requests,
-        assumed="simulated as the newest vLLM" if engine == "TensorRT-LLM" else "mean lengths",
+        assumed=", ".join(
+            ("simulated as the newest vLLM" if engine == "TensorRT-LLM" else "mean lengths", *settings)
+        ),
         fitted=measured["page"] in _FITTED and engine == "vLLM",
         measured={name: measured[key] for name, key in names.items()},
         predicted={name: summary[key] for name, key in names.items()},
@@ -147,16 +160,31 @@ def _command(measured: dict[str, Any], engine: str) -> str:
     return f"vllm serve {name} -tp {ranks[1] if ranks else 1}{experts}"
 
 
-def _trace(measured: dict[str, Any]) -> pd.DataFrame:
+def trace_of(measured: dict[str, Any], sharegpt: Path) -> pd.DataFrame:
     """Requests of the run's mean lengths: constant ones of a random data set, else distributed as ShareGPT's."""
     num_requests = int(measured["num_prompts"])
     lengths = {"num_prompt_tokens": measured["input_tokens"], "num_output_tokens": measured["output_tokens"]}
     columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
-    drawn = draw_sharegpt(num_requests, turns="first", rng=np.random.default_rng(0))
+    is_random = "random" in (measured["workload"] or "")
+    drawn = {} if is_random else _sharegpt_of_benchmark(num_requests, sharegpt)
     for name, total in lengths.items():
         mean = total / num_requests
-        shape = np.ones(num_requests)
-        if "random" not in (measured["workload"] or ""):
-            shape = drawn[name] / drawn[name].mean()
+        shape = drawn[name] / drawn[name].mean() if drawn else np.ones(num_requests)
         columns[name] = np.maximum(1, np.rint(mean * shape)).astype(np.int64)
     return pd.DataFrame(columns)
+
+
+def _sharegpt_of_benchmark(num_requests: int, messages: Path) -> dict[str, np.ndarray]:
+    """Lengths as `vllm bench serve` draws them of ShareGPT; columns num_prompt_tokens, num_output_tokens.
+
+    It takes the first two messages of a conversation, whoever wrote them, of at least 4 tokens each, at most 1,024 the
+    first and 2,048 both (`is_valid_sequence` of its benchmarks/datasets.py). The file has conversations in pieces, of
+    which many begin with an answer: prompts and outputs have 217 and 202 tokens in the mean of these runs, and 111 and
+    328 in exchanges that a person begins. So both are drawn from messages of the same file at any place, which
+    DistServe drew as outputs (its 0-prepare-dataset.py): `messages` has 300, a quarter of them of at most 17 tokens.
+    """
+    rng = np.random.default_rng(0)
+    lengths = np.array([each["output_len"] for each in json.loads(messages.read_text(encoding="utf-8"))])
+    first, second = (rng.choice(lengths, 4 * num_requests) for _ in range(2))
+    valid = (np.minimum(first, second) >= 4) & (first <= 1024) & (first + second <= 2048)
+    return {"num_prompt_tokens": first[valid][:num_requests], "num_output_tokens": second[valid][:num_requests]}

@@ -28,6 +28,9 @@
                        in their fused_moe/oracle/fp8.py); Triton's since 0.17. Whole experts stay FlashInfer's
     marlin             experts of gpt-oss, until the kernels of Triton came with vLLM (0.12, inferred: a step of 8,192
                        tokens of gpt-oss-20b takes 228 ms on an H100 with 0.11, 205 by Marlin's times, 103 by Triton's)
+    whole_topk         sparse latent attention over a 16-bit cache on Hopper computes as many tokens for each query as
+                       the indexer may pick, there or not; not since 0.24, which tells the kernel how many there are
+                       (`topk_length` in its flashmla_sparse.py, which 0.23 lacks)
     cutlass_fp4        NVFP4 products of FlashInfer's CUTLASS (pull request 22346) until CuTe DSL's of 0.22 (42235)
 
 Other kernels are not of a version: a checkpoint with `static_scales`, or a server that was told to run `marlin` or
@@ -84,7 +87,8 @@ class VllmVersion(NamedTuple):
 
 
 _ACCOUNT = "vllm_0.9"
-_UNTIL_0_22 = ("cutlass_fp4", "routing_kernels")
+_WHOLE_TOPK = "whole_topk"  # until 0.24
+_UNTIL_0_22 = ("cutlass_fp4", "routing_kernels", _WHOLE_TOPK)
 _VERSIONS = (
     VllmVersion((0, 9), False, _ACCOUNT, ("piecewise_graphs", "separate_norms", *_UNTIL_0_22, "marlin")),
     VllmVersion((0, 11), False, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "marlin")),
@@ -94,8 +98,9 @@ _VERSIONS = (
     VllmVersion((0, 15), True, _ACCOUNT, ("separate_norms", *_UNTIL_0_22, "flashinfer_cutlass")),
     VllmVersion((0, 17), True, "vllm_0.17", _UNTIL_0_22),
     VllmVersion((0, 20), True, "vllm", _UNTIL_0_22, 0.92),
-    VllmVersion((0, 22), True, "vllm", (), 0.92),
-    VllmVersion((0, 23), True, "vllm", (), 0.92, "unhashed_first"),
+    VllmVersion((0, 22), True, "vllm", (_WHOLE_TOPK,), 0.92),
+    VllmVersion((0, 23), True, "vllm", (_WHOLE_TOPK,), 0.92, "unhashed_first"),
+    VllmVersion((0, 24), True, "vllm", (), 0.92, "unhashed_first"),
     VllmVersion((0, 25), True, "vllm", (), 0.92, "unhashed_first", pads_admissions="or_waits"),
     VllmVersion((0, 27), True, "vllm", (), 0.92, "unhashed_first", 8192, True, True, "or_waits", False, True),
     VllmVersion((0, 28), True, "vllm", (), 0.92, "unhashed_first", 16384, True, True, "or_waits", False, True),

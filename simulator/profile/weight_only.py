@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
+import numpy as np
 
 from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE
 from simulator.profile.profile import Profile
+from simulator.table import groups, stacked
 
 WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
 
@@ -39,16 +40,15 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
     """`profile`, of weights in 16 bits, for the weights of `model`."""
     matrices = {each.name: (each.rows, each.columns) for _, each in model.matrices(tensor_parallel_size)}
     parts = []
-    for operator, rows in profile.tables["tokens"].groupby("operator", sort=False):
+    for operator, rows in groups(profile.rows["tokens"], "operator"):
         if operator in matrices:
             matrix, formats = matrices[str(operator)], (model.quantization, NONE)
             sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
-            most = rows.iloc[-1]
-            token_us = WIDENING[model.quantization.weight_bits or 8] * most["time_us"] / most["num_tokens"]
-            products = token_us * rows["num_tokens"]
-            read = sizes[0] / sizes[1] * rows["time_us"].iloc[0]
-            rows = rows.assign(time_us=products.clip(lower=read))
+            times_us, num_tokens = rows["time_us"].to_numpy(), rows["num_tokens"].to_numpy()
+            token_us = WIDENING[model.quantization.weight_bits or 8] * times_us[-1] / num_tokens[-1]
+            read = sizes[0] / sizes[1] * times_us[0]
+            rows = rows.assign(time_us=np.maximum(token_us * num_tokens, read))
         parts.append(rows)
     source = {**profile.meta.source, "quantization": model.quantization.name}
-    tables = {**profile.tables, "tokens": pd.concat(parts, ignore_index=True)}
+    tables = {**profile.rows, "tokens": stacked(parts)}
     return Profile(replace(profile.meta, source=source), tables)

@@ -25,7 +25,10 @@ def test_servers_are_entered_by_their_command_lines(tmp_path: Path) -> None:
         {**RUN, "line": 3, "command": "vllm serve Qwen/Qwen3-8B --enable-expert-parallel"},
         {**RUN, "line": 4, "command": "vllm serve Qwen/Qwen3-14B"},
     ]
-    data = tmp_path / "runs.jsonl"
+    data, messages = tmp_path / "gpustack/runs.jsonl", tmp_path / "distserve_vllm_opt13b/workload-vllm-300-3.exp"
+    data.parent.mkdir()
+    messages.parent.mkdir()
+    messages.write_text(json.dumps([{"output_len": length} for length in (2, 10, 200, 1900)]))
     data.write_text("".join(json.dumps(run) + "\n" for run in runs))
     (page,) = pages(data)
     found = points(data, tmp_path / "silicon.csv", page)  # beside which are no times of SGLang's kernels

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from engine.engine_config import KVDtype
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.profile.profile import ProfileError
@@ -138,6 +139,11 @@ class Attention:
             f"{self._database.system}/{self._database.version} has no {table} of {heads} heads, {kv_heads} KV heads, "
             f"head_dim={head_dim}, KV cache in {kv_dtype}" + (f", window={window}" if window else "")
         )
+
+
+def stored_as(kv_dtype: KVDtype) -> str:
+    """A KV dtype as the database calls it."""
+    return "bfloat16" if kv_dtype == "auto" else kv_dtype
 
 
 def _scaled_batches(table: pd.DataFrame, factor: int) -> pd.DataFrame:

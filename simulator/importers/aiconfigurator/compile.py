@@ -22,7 +22,6 @@ and the tables of the profile are made from
     attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
     experts       experts that ranks share out whole, and `exchange` what ranks with attention of their own then send
-
     steps         the host's share of a step with piecewise graphs, by `rules`
 
 Its other share is of servers without asynchronous scheduling.
@@ -38,14 +37,21 @@ import numpy as np
 import pandas as pd
 
 from engine.engine_config import KVDtype
-from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
+from simulator.importers.aiconfigurator.attention import Attention, AttentionShape, stored_as
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
+from simulator.importers.aiconfigurator.experts import (
+    CUTLASS,
+    OPEN_TRITON,
+    TRITON,
+    copying_work,
+    experts,
+    whole_experts,
+)
 from simulator.importers.aiconfigurator.gemms import Gemms
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
+from simulator.importers.aiconfigurator.latent_attention import launches_us
 from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
@@ -67,11 +73,11 @@ from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32
 from simulator.profile.graph_sizes import graph_sizes
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError, ProfileMeta
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
-_ROUTING_KERNELS, _TF32_ROUTER = "routing_kernels", "tf32_router"
-_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS, _ROUTING_KERNELS, _TF32_ROUTER)
+_ROUTING_KERNELS, _TF32_ROUTER, _WHOLE_TOPK = "routing_kernels", "tf32_router", "whole_topk"
+_NOT_OF_EXPERTS = (_SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS, _ROUTING_KERNELS, _TF32_ROUTER, _WHOLE_TOPK)
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 
@@ -92,7 +98,9 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         curve = operators["experts"]
         operators["experts"] = curve._replace(times_us=curve.times_us + _beside(database, model, chosen, curve.sizes))
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
-    attention_table, kv_dtype = _attention_table(database, attention, model, tensor_parallel_size)
+    attention_table, kv_dtype = _attention_table(
+        database, attention, model, tensor_parallel_size, of_whole_topk=_WHOLE_TOPK in chosen
+    )
     tables = {
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
@@ -111,6 +119,7 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
             tables["exchange"] = exchanged
     if _PIECEWISE_GRAPHS in chosen:
         tables["steps"] = steps_table(HOST)
+    sparse_launches = launches_us(database, model, tensor_parallel_size, stored_as(kv_dtype))
     meta = ProfileMeta(
         device=database.device,
         model=model.name,
@@ -120,7 +129,7 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         shape=model.sizes,
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
-        eager_step_us=HOST.eager_layer_us * model.num_layers,
+        eager_step_us=max(HOST.eager_layer_us, sparse_launches) * model.num_layers,
         synchronous_step_us=HOST.synchronous_step_us,
         synchronous_sequence_us=HOST.synchronous_sequence_us,
         source={
@@ -156,6 +165,8 @@ def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel
     """Times of experts that ranks share out whole, of a kernel; None where it has none of its own."""
     if expert_kernel == LIKE_EXPERTS:
         return whole_like_experts(database, model)
+    if _times_whole(database, expert_kernel):
+        return whole_experts(database, model)
     if expert_kernel not in ("", TRITON, CUTLASS, DEEP_GEMM):
         return None
     shared_out = whole_experts(database, model, expert_kernel if expert_kernel == TRITON else "")
@@ -167,6 +178,11 @@ def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel
         for each, curve in curves.items()
     ]
     return pd.concat(parts, ignore_index=True)
+
+
+def _times_whole(database: Database, expert_kernel: str) -> bool:
+    """Whether the backend itself was timed with this kernel, but only with whole experts on each rank."""
+    return expert_kernel == OPEN_TRITON and database.backend == TRTLLM
 
 
 def _operators(
@@ -189,7 +205,8 @@ def _operators(
     elif expert_kernel == LIKE_EXPERTS:
         curves["experts"] = like_experts(database, model, ranks)
     elif expert_kernel or model.first(Experts):
-        curves["experts"], _ = experts(database, model, ranks, expert_kernel)
+        kernel = "" if ranks == 1 and _times_whole(database, expert_kernel) else expert_kernel
+        curves["experts"], _ = experts(database, model, ranks, kernel)
     calls["experts"] = model.num_expert_layers
     if ranks > 1 and (spanning := sum(count for count, each in model.of_kind(GroupedQuery) if each.norm_spans_heads)):
         curves["qk_all_reduce"] = norm_exchange(database, ranks, curves["qkv_proj"].sizes)
@@ -232,25 +249,25 @@ def _sequence_operators(
 
 
 def _attention_table(
-    database: Database, attention: Attention, model: Model, ranks: int
+    database: Database, attention: Attention, model: Model, ranks: int, *, of_whole_topk: bool
 ) -> tuple[pd.DataFrame, KVDtype]:
     """One layer's attention, the mean over layers where some have a sliding window, and the KV dtype that it was
     measured with: the first of `priced_kv_dtypes` that the database has."""
     *preferred, last = model.priced_kv_dtypes
     for kv_dtype in preferred:
         with suppress(ProfileError):
-            return _attention_with(database, attention, model, ranks, kv_dtype), kv_dtype
-    return _attention_with(database, attention, model, ranks, last), last
+            return _attention_with(database, attention, model, ranks, kv_dtype, of_whole_topk), kv_dtype
+    return _attention_with(database, attention, model, ranks, last, of_whole_topk), last
 
 
 def _attention_with(
-    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype
+    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype, of_whole_topk: bool
 ) -> pd.DataFrame:
     block = model.first(GroupedQuery)
     if block is None or not is_plain(model):
-        decodes, chunks = mean_attention(database, attention, model, ranks, kv_dtype)
+        decodes, chunks = mean_attention(database, attention, model, ranks, kv_dtype, of_whole_topk=of_whole_topk)
     else:
-        stored, sizes = "bfloat16" if kv_dtype == "auto" else kv_dtype, model.sizes
+        stored, sizes = stored_as(kv_dtype), model.sizes
         heads, windows = (
             block.num_heads // ranks,
             (sizes["sliding_window"], sizes["num_sliding_layers"] / model.num_layers),

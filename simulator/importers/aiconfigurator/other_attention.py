@@ -1,18 +1,9 @@
 """Attention of models that have other kinds than grouped-query attention, or several kinds: the mean over the layers.
 
     kind                  table                    what was timed
-    latent                mla_*_module_perf        the whole attention with its products, of DeepSeek-V3's sizes
-    sparse latent         dsa_*_module_perf        the same with the indexer, of DeepSeek-V3.2's and GLM-5's
+    latent                `latent_attention`
     gated delta net       gdn_perf                 the convolution and the state; products are GEMMs
     grouped query         as in `attention`
-
-The tables of latent attention time a module of vLLM. Only that of B200 was taken again with the fused kernels that a
-server compiles (aiconfigurator's pull request 1423, of July 2026): 4 decodes take 43 us in it, 98 before, and 93 on
-B300 and 97 on GB200 as they stand. So B200's stands for the Blackwell systems of `_AS_B200`, whose GPUs have as many
-multiprocessors and read memory about as fast. On other systems norms and rotary embeddings are in the table as
-chains of small kernels, too, whose launches take as long on any GPU. So what B200's table lost is taken off there, by
-tokens: the median over its sizes of 0.22.0, at aiconfigurator's commit 095f58a51c4c, less those of 0.24.0. Sparse
-attention was not taken again on any, and is as it was timed.
 
 Layers that take what the indexer of another layer found, and an output gate, are priced as layers with an indexer and
 without a gate. Delta attention of Kimi and Mamba-2 were not timed for sizes that models of `conf/model` have.
@@ -26,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from engine.engine_config import KVDtype
-from simulator.importers.aiconfigurator.attention import STARTS, Attention, AttentionShape, after
+from simulator.importers.aiconfigurator.attention import STARTS, Attention, AttentionShape, after, stored_as
 from simulator.importers.aiconfigurator.database import Database
+from simulator.importers.aiconfigurator.latent_attention import latent_module
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.models.block import Block
 from simulator.models.grouped_query import GroupedQuery
@@ -36,14 +28,7 @@ from simulator.models.linear_state import GatedDeltaNet
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
-_PRODUCTS = {"none": "bfloat16", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
-_TIMED = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}  # by hidden size
 _LONGEST = 131072
-_FUSED = "b200_sxm"
-_AS_B200 = ("b300_sxm", "gb200", "gb300")
-# Tokens, and the time of norms and rotary embeddings that the module of B200 took longer before, in us.
-_SMALL_TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
-_SMALL_US = (44.4, 51.2, 60.7, 65.0, 70.9, 83.0, 139.7, 443.8, 1605.0)
 
 
 class _Kind(NamedTuple):
@@ -63,12 +48,22 @@ def is_plain(model: Model) -> bool:
 
 
 def mean_attention(
-    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype
+    database: Database,
+    attention: Attention,
+    model: Model,
+    ranks: int,
+    kv_dtype: KVDtype,
+    *,
+    of_whole_topk: bool = False,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Decodes and chunks as `Attention` has them, of the mean layer; raises ProfileError if a kind was not measured."""
-    stored = "bfloat16" if kv_dtype == "auto" else kv_dtype
+    """Decodes and chunks as `Attention` has them, of the mean layer; raises ProfileError if a kind was not measured.
+
+    Args:
+        of_whole_topk: as of `latent_module`.
+    """
+    stored = stored_as(kv_dtype)
     kinds = [
-        _kind(database, attention, model, count, block, ranks, stored)
+        _kind(database, attention, model, count, block, ranks, stored, of_whole_topk)
         for count, block in model.blocks
         if block.is_attention
     ]
@@ -91,11 +86,18 @@ def mean_attention(
 
 
 def _kind(
-    database: Database, attention: Attention, model: Model, count: int, block: Block, ranks: int, stored: str
+    database: Database,
+    attention: Attention,
+    model: Model,
+    count: int,
+    block: Block,
+    ranks: int,
+    stored: str,
+    of_whole_topk: bool,
 ) -> _Kind:
     match block:
         case Latent():
-            return _latent(database, model, count, block, ranks, stored)
+            return _Kind(count, *latent_module(database, model, block, ranks, stored, of_whole_topk=of_whole_topk))
         case GatedDeltaNet():
             return _gated_delta_net(database, model, count, block, ranks)
         case GroupedQuery():
@@ -107,35 +109,6 @@ def _kind(
                 block.window,
             )
     raise ProfileError(f"the database has no times of {type(block).__name__}")
-
-
-def _latent(database: Database, model: Model, count: int, block: Latent, ranks: int, stored: str) -> _Kind:
-    name = model.format_of("attention").name
-    architecture = _TIMED.get(model.hidden_size) if block.index_topk else "DeepseekV3ForCausalLM"
-    sizes = (block.kv_rank, block.rope_dim, block.query_rank)
-    if name not in _PRODUCTS or architecture is None or sizes not in ((512, 64, 1536), (512, 64, 2048)):
-        raise ProfileError(f"{database.system}/{database.version} has no latent attention in {name} of {model.name}")
-    family, table = ("sparse_attention", "dsa") if block.index_topk else ("mla", "mla")
-    where: dict[str, Any] = {
-        "num_heads": block.num_heads // ranks, "kv_cache_dtype": stored, "gemm_type": _PRODUCTS[name],
-        "architecture": architecture, "tp_size": 1,
-    }  # fmt: skip
-    if table == "mla" and database.system in _AS_B200:
-        database.versions[family] = f"{database.version} of {_FUSED}"
-        database = database.of_system(_FUSED)
-    decodes = database.rows(family, f"{table}_generation_module_perf", **where)
-    prompts = database.rows(family, f"{table}_context_module_perf", batch_size=1, step=0, **where)
-    if decodes.empty or prompts.empty:
-        raise ProfileError(f"{database.system}/{database.version} has no latent attention of {where}")
-    if table == "mla" and database.system != _FUSED:
-        decodes, prompts = _fused(decodes, "batch_size"), _fused(prompts, "isl")
-    return _Kind(count, _by_batch(decodes, "batch_size", "step"), measured_curve(prompts, "isl")[0])
-
-
-def _fused(rows: pd.DataFrame, tokens: str) -> pd.DataFrame:
-    """`rows` without the launches of small kernels that a server fuses; half of a time stays in any case."""
-    launches = np.interp(rows[tokens], _SMALL_TOKENS, _SMALL_US)
-    return rows.assign(time_us=np.maximum(rows["time_us"] - launches, rows["time_us"] / 2))
 
 
 def _gated_delta_net(database: Database, model: Model, count: int, block: GatedDeltaNet, ranks: int) -> _Kind:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from simulator.importers.aiconfigurator.experts import timed_kernels
 from simulator.models.experts import Experts
+from simulator.models.latent import Latent
 from simulator.models.model import Model
 
 _HOPPER = ("h100_sxm", "h200_sxm")
@@ -16,6 +17,8 @@ def kernels_of(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str
     `cutlass_fp4` needs the tables of an old version."""
     if ranks > 1:
         yield "separate_norms", "all_reduce"
+    if system in _HOPPER and model.kv_dtype == "auto" and any(block.index_topk for _, block in model.of_kind(Latent)):
+        yield "whole_topk", "attention"
     blocks = [block for _, block in model.of_kind(Experts)]
     if any(block.routes_ungrouped for block in blocks):
         yield from _of_experts("routing_kernels")

@@ -16,7 +16,7 @@ from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 from tests.simulator.builders import QWEN, WINDOWED, listed
 
-BATCHES, LENGTHS = (1, 8, 64), (1, 256, 4096, 32768)
+BATCHES, LENGTHS = (1, 8, 64), (1, 256, 4096, 16384, 32768)
 
 
 class Tables:
@@ -51,7 +51,7 @@ class Tables:
             return pd.concat(parts).drop_duplicates(["phase", "kernel_source", "batch_size", "seq_len"])
         if "generation" in table:
             return rows.assign(isl=0, step=length, time_us=100 + batch * length * 1e-3, **_heads(where))
-        return rows.assign(isl=length, time_us=100 + 1e-6 * length**2, **_heads(where))
+        return rows.assign(isl=length, time_us=100 + batch * 1e-6 * length**2, **_heads(where))
 
 
 class TimedInBatches(Tables):
@@ -59,6 +59,21 @@ class TimedInBatches(Tables):
 
     def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
         return super().rows(family, table, **where).query("batch_size > 1")
+
+
+class SparseTables(Tables):
+    """A kernel that computes those of 2,048 tokens that are there, with an indexer; and 2,048 among the contexts."""
+
+    def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+        rows = super().rows(family, table, **where)
+        if "generation" in table:
+            more = rows.assign(step=2048, time_us=100 + rows["batch_size"] * 2.048)
+            return pd.concat([rows, more]).drop_duplicates(["batch_size", "step"]).sort_values("step")
+        length = np.append(rows["isl"].unique(), 2048.0)
+        pairs = np.where(length > 2048, length * 2048 - 2048**2 / 2, length**2 / 2)
+        of_prompt = dict(zip(length, 0.4 * length + 2e-4 * pairs + 2e-5 * length**2 / 2, strict=True))
+        sizes = pd.DataFrame([(batch, n) for batch in BATCHES for n in length], columns=["batch_size", "isl"])
+        return sizes.assign(time_us=sizes["batch_size"] * sizes["isl"].map(of_prompt))
 
 
 def _heads(where: dict[str, Any]) -> dict[str, int]:
@@ -86,9 +101,29 @@ def test_latent_attention_is_timed_as_a_whole_for_the_heads_of_a_rank(name: str,
     where = tables.asked[0][1]
     assert where["num_heads"] == model.sizes["num_attention_heads"] / 8
     assert where["gemm_type"] == ("bfloat16" if name == "glm-5" else "fp8_block")
-    fused, half = (54.4, 2) if table == "mla" else (0.0, 1)  # small kernels that a server fuses; no more than a half
+    # Small kernels that a server fuses, no more than a half; sparse prompts are of a batch of 8, which fills a step.
+    fused, half, batch = (54.4, 2, 1) if table == "mla" else (0.0, 1, 8)
     assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096 - fused, abs=0.1)
-    assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx((100 + 4096**2 * 1e-6) / half)
+    share = (100 + batch * 4096**2 * 1e-6) / batch
+    assert at(chunks, {"prefill_context": 0}, prefill_tokens=4096) == pytest.approx(share / half)
+
+
+@pytest.mark.parametrize("computes_whole", [False, True])
+def test_early_queries_compute_the_tokens_that_are_there_or_the_whole_topk(computes_whole: bool) -> None:
+    """Of a token: 0.4 us, 0.2 ns for each of 2,048 tokens that are there, 0.02 ns for each that the indexer reads."""
+    model = listed("deepseek-v3.2")
+    tables: Any = SparseTables()
+    decodes, chunks = mean_attention(tables, Attention(tables), model, 8, "auto", of_whole_topk=computes_whole)
+    attended = 2048 if computes_whole else 256 / 2
+    expected = 256 * (0.4 + 2e-4 * attended + 2e-5 * 256 / 2)
+    assert at(chunks, {"prefill_context": 0}, prefill_tokens=256) == pytest.approx(expected, rel=1e-6)
+    late = 16384 * (0.4 + 2e-4 * 2048 + 2e-5 * (16384 + 16384 / 2))  # after as many, which tells no difference
+    assert at(chunks, {"prefill_context": 16384}, prefill_tokens=16384) == pytest.approx(late, rel=1e-6)
+    for context in (256, 4096):
+        computed = max(context, 2048) if computes_whole else context
+        assert at(decodes, {"num_decodes": 8}, decode_context=context) == pytest.approx(
+            100 + 8e-3 * computed, rel=0.005
+        )
 
 
 @pytest.mark.parametrize(("name", "system"), [("deepseek-v3", "b200_sxm"), ("deepseek-v3.2", "b300_sxm")])

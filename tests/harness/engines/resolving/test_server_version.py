@@ -58,6 +58,28 @@ def test_weights_that_are_widened_are_priced_by_products_in_16_bits(stored: str,
     pd.testing.assert_series_equal(tables[0]["elementwise"], tables[1]["elementwise"])
 
 
+def test_a_card_with_the_chip_of_another_takes_its_kernels_longer() -> None:
+    given = ("model=qwen3-8b", "scheduler.async_scheduling=true")
+    module, card = resolved(*given, "device=h100-80gb"), resolved(*given, "device=h100-pcie")
+    for step, longer in (
+        (work([], [1000] * 8), 3.35 / 2.039),
+        (work([(0, 8192, True)], []), 0.8 / 0.65 * 989.4 / 756.4),
+    ):
+        times = [system.cost_model().step_ns(step) for system in (module, card)]
+        assert times[1] == pytest.approx(longer * times[0], rel=0.06)  # but for launches
+    assert "scaled from those on NVIDIA H100 80GB HBM3" in card.step_times_from()
+
+
+def test_sparse_attention_computes_the_whole_topk_before_0_24() -> None:
+    given = ("model=deepseek-v3.2", "device=h200", "tensor_parallel_size=8")
+    before, since = (resolved(*given, f"engine.vllm_version={version}") for version in ("0.23.0", "0.24.0"))
+    assert kernels_of(before) == ["whole_topk"] and kernels_of(since) == []
+    short, late = work([(0, 128, True)] * 64, []), work([(8192, 8192, True)], [])
+    for step, least, most in ((short, 1.4, 1.5), (late, 0.99, 1.01)):
+        ratio = before.cost_model().step_ns(step) / since.cost_model().step_ns(step)
+        assert least < ratio < most
+
+
 def test_what_is_noted_before_the_times_are_found_is_kept() -> None:
     notes = resolved("model=qwen3-next-80b-a3b", "device=mi300x").notes
     assert [text for text in notes if "prefixes are not cached" in text] and "no measured kernels" in notes[-1]
