@@ -48,6 +48,7 @@ _MOST_GPUS = 8
 _COLUMNS = ("backend", "model_path", "precision", "system")
 _UNDATED = "the day on which these rows were measured is not known"
 _SCRIPTS = {"sglang": sglang_servers.of_load, "trtllm": trtllm_servers.of_load}  # of InferenceX
+_LAYOUT = ("tensor_parallel_size", "data_parallel_size", "expert_parallel")
 _DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
 
 
@@ -160,10 +161,10 @@ def points(
 
 
 def _is_timed(server: PublicServer, data: Path) -> bool:
-    """Whether the tables of a server of SGLang have what all its rows need."""
+    """Whether the tables of a server of SGLang have what the layouts of its rows need."""
     try:
         rows = CaseRows(server, data, "sglang", ["cost=profiled"])
-        for place in range(len(rows.rows.table)):
+        for place in rows.rows.table.drop_duplicates(list(_LAYOUT)).index:
             rows.system(place)
     except TwinServeError as error:
         return not is_untimed(error)
