@@ -6,6 +6,8 @@ many wait for products, which take longer than those of weights that need no wid
 
     time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
 
+Experts read more weights the more of them get tokens, so that theirs take at least the share of the bytes · time(tokens).
+
 `WIDENING` is fitted to two public runs of Qwen3-14B on an A100 (FP8 and AWQ, gpustack/gpustack,
 docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.board`).
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from simulator.models.experts import Experts
@@ -21,6 +24,7 @@ from simulator.models.model import Model
 from simulator.models.weight_formats import NONE
 from simulator.profile.profile import Profile
 
+_EXPERTS = "experts"
 WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
 
 
@@ -29,7 +33,6 @@ def is_widened(model: Model, flops: dict[str, float]) -> bool:
     stored = model.quantization
     return (
         stored.weight_bits is not None
-        and not model.first(Experts)
         and stored.arithmetic not in flops
         and stored.is_weight_only_elsewhere
     )
@@ -46,8 +49,8 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
             most = rows.iloc[-1]
             token_us = WIDENING[model.quantization.weight_bits or 8] * most["time_us"] / most["num_tokens"]
             products = token_us * rows["num_tokens"]
-            read = sizes[0] / sizes[1] * rows["time_us"].iloc[0]
-            rows = rows.assign(time_us=products.clip(lower=read))
+            read = rows["time_us"] if operator in _EXPERTS else rows["time_us"].iloc[0]
+            rows = rows.assign(time_us=np.maximum(products, sizes[0] / sizes[1] * read))
         parts.append(rows)
     source = {**profile.meta.source, "quantization": model.quantization.name}
     tables = {**profile.tables, "tokens": pd.concat(parts, ignore_index=True)}
