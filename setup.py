@@ -16,9 +16,11 @@ from setuptools import setup
 PYTHON = ("policies", "routing", "planning/policy", "scheduler_options", "kv/reservation")
 COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
-    Path("engine/core/routing/prefix_estimate.py"),
+    *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws")),
     *sorted(Path("simulator/costs").glob("[!_]*.py")),
-    *(Path(f"simulator/{name}.py") for name in ("desk", "gateway", "replica", "drivers/alone", "drivers/shared")),
+    *(Path(f"simulator/{name}.py") for name in ("arrivals", "desk", "front_end", "gateway", "replica")),
+    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "shared")),
+    *(Path(f"harness/{name}.py") for name in ("record/plan_log", "record/request_row", "workload/content")),
 ]
 
 

@@ -3,7 +3,8 @@
 The fleet is that of llm-d's guide "optimized-baseline": 8 servers of vLLM with Qwen3-32B on 2 H100 each. `rr` hands
 requests out in turn; `prefix` is llm-d's router, which keeps to servers that hold 80 % of a prompt unless one of them
 has 286,720 tokens (40 of these requests) more under way than another. Nothing is fitted. What the guide's manifests do
-not set is vLLM's default: 1,024 sequences, 8,192 tokens a step, 40,960 tokens a sequence.
+not set is vLLM's default: 1,024 sequences, 8,192 tokens a step, 40,960 tokens a sequence. Clients reach vLLM's front
+end.
 
 The load is inference-perf's `guide_optimized-baseline_1`: 750 prompts in an order drawn once, again and again, in
 Poisson stages; a stage begins when the one before it has been answered. Its output rate is all tokens of the stage over
@@ -29,8 +30,9 @@ from harness.engines.resolving.system import resolve
 _LINK = "https://github.com/llm-d/llm-d/tree/53c5b20a/guides/optimized-baseline/benchmark-results"
 
 SYSTEM = (
-    *PLAIN, "model=qwen3-32b", "device=h100-80gb", "tensor_parallel_size=2", "replicas=8", "scheduler=vllm",
-    "block_size=16", "max_num_seqs=1024", "max_num_batched_tokens=8192", "max_model_len=40960",
+    *PLAIN, "frontend=vllm", "frontend.endpoint=completions", "model=qwen3-32b", "device=h100-80gb",
+    "tensor_parallel_size=2", "replicas=8", "scheduler=vllm", "block_size=16", "max_num_seqs=1024",
+    "max_num_batched_tokens=8192", "max_model_len=40960",
 )  # fmt: skip
 ARMS = {
     "rr": ["router=round_robin"],

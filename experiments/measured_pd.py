@@ -4,8 +4,9 @@ The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-1
 for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NIXL, blocks of 128 tokens. The router
 has the scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted.
 What the manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a
-sequence. The router reads metrics every 50 ms, as its endpoint picker does by default. Assumed: the network's rate
-and latency, as in conf/network/rdma_400g.yaml.
+sequence. The router reads metrics every 50 ms, as its endpoint picker does by default. A request passes vLLM's front
+end on both of its servers; what the router takes to tokenise it is not simulated. Assumed: the network's rate and
+latency, as in conf/network/rdma_400g.yaml.
 
 `random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5
 prompts with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to
@@ -25,20 +26,21 @@ import numpy as np
 import pandas as pd
 
 from experiments import PLAIN
-from experiments.board.point import FLEET, Found, Point
+from experiments.board.point import Found, Point
 from experiments.measured_fleet import Prompts
 from harness import run
 from harness.config.pools import pools_of
-from harness.engines.resolving.known_error import run_class
+from harness.engines.resolving.known_error import APART, run_class
 from harness.engines.resolving.system import resolve
 from harness.studies.outcome import Run
 
 _LINK = "https://github.com/llm-d/llm-d/tree/3cfabd6a/guides/pd-disaggregation/benchmark-results"
 
 SYSTEM = (
-    *PLAIN, "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128", "max_num_seqs=1024",
-    "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8", "fleet.decode.replicas=2",
-    "fleet.decode.tensor_parallel_size=4", "router=weighted_score", "router.options.precise=true",
+    *PLAIN, "frontend=vllm", "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128",
+    "max_num_seqs=1024", "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8",
+    "fleet.decode.replicas=2", "fleet.decode.tensor_parallel_size=4", "router=weighted_score",
+    "router.options.precise=true",
     "router.view_delay_ms=50", "arrival=trace", "engine.vllm_version=0.27.1",
 )  # fmt: skip
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
@@ -104,7 +106,7 @@ def _point(
     _, first = next(iter(pools_of(found.config)))
     return Point(
         id=f"pd_gpt_oss_120b:{name}", source="llm-d", link=_LINK, engine="vLLM", version="0.27.1",
-        kind=run_class(resolve(first), FLEET), num_gpus=found.config.num_gpus, clients=None, prompt=prompt,
+        kind=run_class(resolve(first), APART), num_gpus=found.config.num_gpus, clients=None, prompt=prompt,
         output=PROMPTS.output, assumed="rate and latency of the network; defaults of vLLM", statistic=statistic,
         measured=measured, predicted=predicted,
     )  # fmt: skip

@@ -32,7 +32,7 @@ _OTHER_SERVICE = {
     "data-parallel ranks of SGLang": ("--dp", "--enable-dp-attention"),
 }
 _MODELS = ("deepseek-ai/DeepSeek-V3.2",)  # that commands name by a folder
-_SHAREGPT = Path("distserve_vllm_opt13b/workload-vllm-300-3.exp")  # in the folder of measurements
+SHAREGPT = Path("distserve_vllm_opt13b/workload-vllm-300-3.exp")  # in the folder of measurements
 # Of pages whose card was no SXM module, by its own figures, and how their servers differed from the commands shown.
 _SETTINGS = {
     # 74 GB of weights and KV of one sequence of 32,000 tokens are read in 43.3 ms: 1.7 TB/s, as a card on PCIe can. A
@@ -53,7 +53,7 @@ def points(data: Path, silicon: Path, page: str, every: int = 1, cost: str = "pr
     left_out: dict[str, int] = {}
     for measured in [each for each in _runs(data) if each["page"] == page][::every]:
         try:
-            found.append(_point(measured, silicon, cost, data.parents[1] / _SHAREGPT))
+            found.append(_point(measured, silicon, cost, data.parents[1] / SHAREGPT))
         except TwinServeError as error:
             reason = refusal(error)
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -90,7 +90,7 @@ def _point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path) -
         overrides += ["arrival=closed_loop", f"arrival.concurrency={clients}"]
     else:
         overrides.append("arrival=all_at_once")
-    found = run(*overrides, trace=_trace(measured, sharegpt))
+    found = run(*overrides, trace=trace_of(measured, sharegpt))
     summary = found.summary
     if unserved := unserved_text(summary):
         raise TwinServeError(f"not all served in the simulation: {unserved}")
@@ -133,7 +133,7 @@ def _command(measured: dict[str, Any], engine: str) -> str:
     return f"vllm serve {name} -tp {ranks[1] if ranks else 1}{experts}"
 
 
-def _trace(measured: dict[str, Any], sharegpt: Path) -> pd.DataFrame:
+def trace_of(measured: dict[str, Any], sharegpt: Path) -> pd.DataFrame:
     """Requests of the run's mean lengths: constant ones of a random data set, else distributed as ShareGPT's."""
     num_requests = int(measured["num_prompts"])
     lengths = {"num_prompt_tokens": measured["input_tokens"], "num_output_tokens": measured["output_tokens"]}

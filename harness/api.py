@@ -16,9 +16,8 @@ from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
-import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -36,10 +35,12 @@ from harness.studies.outcome import Given, Run, with_table, write_settings
 from harness.studies.run import Write, nowhere, serve_trace
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from harness.studies.capacity.found import FoundCapacity
     from harness.studies.comparison.compared import ComparedRuns
 
-TraceLike = pd.DataFrame | str | PathLike[str]
+TraceLike = Union["pd.DataFrame", str, PathLike[str]]
 
 _IN_MEMORY = "DataFrame"  # in place of the path of a trace
 _KINDS = {".csv": "csv", ".jsonl": "jsonl"}
@@ -212,12 +213,12 @@ def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list
     keys = {text.partition("=")[0] for text in overrides}
     if "trace.path" in keys:
         raise ConfigError("trace.path: given twice, as an override and as the argument trace")
-    if isinstance(trace, pd.DataFrame):
+    if not isinstance(trace, str | PathLike):
+        if not isinstance(trace, _frame_type()):
+            raise ConfigError(f"trace: must be a DataFrame or the path of a file, not {type(trace).__name__}")
         if "trace" in keys:
             raise ConfigError("trace: given twice, as an override and as a DataFrame")
         return ["trace=jsonl", f"trace.path={_IN_MEMORY}", *overrides], trace
-    if not isinstance(trace, str | PathLike):
-        raise ConfigError(f"trace: must be a DataFrame or the path of a file, not {type(trace).__name__}")
     path = Path(trace)
     kind = [] if "trace" in keys else [f"trace={_KINDS[path.suffix]}"] if path.suffix in _KINDS else None
     if kind is None:
@@ -225,6 +226,12 @@ def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list
             f"trace={str(trace)!r}: choose its reader, such as 'trace=mooncake'; .csv and .jsonl need none"
         )
     return [*kind, f"trace.path={quoted(path)}", *overrides], None
+
+
+def _frame_type() -> type:
+    from pandas import DataFrame  # imported late, as the command line does without it
+
+    return DataFrame
 
 
 def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:

@@ -13,6 +13,7 @@ from engine.core.routing.router import Router
 from engine.core.sequence import Request, RequestRefusedError
 from simulator.arrivals import NEVER, Arrivals
 from simulator.desk import Desk, Server, View
+from simulator.front_end import SecondFrontEnd
 from simulator.handover import Port, note_prompt, prompt_of
 from simulator.replica import Replica
 
@@ -30,6 +31,7 @@ class Decoders(NamedTuple):
         rule: chooses the server; None for one.
         local_tokens: a prompt with at most so many tokens that its server for decodes has not seen is computed there.
         request_ns: from the end of a prompt until the request is in the queue of the other server.
+        front_end: that it passes before it is there; None for none.
     """
 
     replicas: Sequence[Replica]
@@ -38,6 +40,7 @@ class Decoders(NamedTuple):
     rule: Router | None
     local_tokens: int = 0
     request_ns: int = 0
+    front_end: SecondFrontEnd | None = None
 
 
 class Gateway:
@@ -82,6 +85,8 @@ class Gateway:
         self._decoders = decoders
         self._later = later
         self._handed_over: list[tuple[int, int, int, Request]] = []  # a heap by the time when they are due
+        self._passing: dict[int, tuple[Request, int]] = {}  # the front end of the servers for decodes, by request
+        self._pass_ns = NEVER  # when that is looked at next
         if decoders is not None:
             local = decoders.local_tokens > 0
             self._decode_desk = Desk(decoders.replicas, decoders.rule, clock, keeps_prefixes=local)
@@ -200,6 +205,11 @@ class Gateway:
             began_ns, origin = now_ns - replica.last_step_ns, decoders.prefill_ports[number]
             decoders.ports[chosen].expect(request, origin, prompt.sequences[0], began_ns, now_ns)
             due_ns = now_ns + decoders.request_ns
+            if decoders.front_end is not None:
+                self._passing[request.request_id] = request, chosen
+                decoders.front_end.enter(request.request_id, due_ns)
+                self._expect_passing(decoders.front_end, now_ns)
+                return
             heapq.heappush(self._handed_over, (due_ns, request.request_id, chosen, request))
             self._later(decoders.request_ns, lambda: self._deliver(due_ns))
 
@@ -210,6 +220,22 @@ class Gateway:
         while self._handed_over and self._handed_over[0][0] <= now_ns:
             _, _, chosen, request = heapq.heappop(self._handed_over)
             self._decode_desk.views[chosen].submit(request, now_ns)
+
+    def _expect_passing(self, front_end: SecondFrontEnd, now_ns: int) -> None:
+        due_ns = front_end.next_ns
+        if due_ns < self._pass_ns:
+            self._pass_ns = due_ns
+            self._later(due_ns - now_ns, lambda: self._pass(front_end, due_ns))
+
+    def _pass(self, front_end: SecondFrontEnd, now_ns: int) -> None:
+        """Those that have passed the front end come to their servers for decodes."""
+        if now_ns != self._pass_ns:
+            return  # there was an earlier call, which has looked ahead
+        self._pass_ns = NEVER
+        for row in front_end.pop_due(now_ns):
+            request, chosen = self._passing.pop(row)
+            self._decode_desk.views[chosen].submit(request, now_ns)
+        self._expect_passing(front_end, now_ns)
 
     def _on_end(self, view: View, number: int) -> Callable[[Request, int], None]:
         def on_end(request: Request, now_ns: int) -> None:

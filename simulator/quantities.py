@@ -42,6 +42,7 @@ _HEADS = Range(1, 1 << 16, is_whole=True)
 _EXPERTS = Range(0, 1 << 16, is_whole=True)
 _BYTES_PER_S = Range(1e6, 1e16)
 _EFFICIENCY = Range(1e-3, 1.0)
+_FLOPS_EFFICIENCY = Range(1e-3, 1.25)  # above 1 where a GPU runs at clocks above those of its datasheet
 _OVERHEAD_S = Range(0.0, 1.0)
 _LINEAR_S = Range(0.0, 1e4)
 _CALL_US = Range(1e-3, 6e7)  # files have times of whole nanoseconds
@@ -54,7 +55,7 @@ RANGES = {
     "link_bandwidth": _BYTES_PER_S,
     "flops": Range(1e8, 1e20),
     "memory_efficiency": _EFFICIENCY,
-    "flops_efficiency": _EFFICIENCY,
+    "flops_efficiency": _FLOPS_EFFICIENCY,
     "link_latency_s": _OVERHEAD_S,
     "step_overhead_s": _OVERHEAD_S,
     "multiprocessors": Range(1, 1 << 16, is_whole=True),

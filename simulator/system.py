@@ -206,5 +206,5 @@ class System:
         source, meta = self.profile.meta.source, self.profile.meta
         tool = source.get("database") and f", {source['tool']} {source['database']}"
         kernels = "".join(f"+{kernel}" for kernel in source.get("server", ()))
-        slower = f" x {source['kernel_times']:g}" if "kernel_times" in source else ""
-        return f"step times: measured kernels of {meta.model} on {meta.device}{slower}{tool or ''}{kernels}{fit}"
+        scaled = f", scaled from those on {source['scaled_from']}" if "scaled_from" in source else ""
+        return f"step times: measured kernels of {meta.model} on {meta.device}{scaled}{tool or ''}{kernels}{fit}"

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.asking import Asked, BadRequestError, read_chat, read_completion
+from engine.server.asking import Asked, BadRequestError, read_chat, read_completion, session_of
 from engine.server.backend import Backend, Channel, Delta, Opened
 from engine.server.streaming import Answering
 
@@ -90,16 +90,17 @@ class _Server:
         return Response(status_code=200 if await self._backend.reset_cache() else 409)
 
     async def _answer(self, request: Request, read: abc.Callable[[Any, Backend], Asked]) -> Response:
-        started_s, backend = time.perf_counter(), self._backend
-        asked = read(await _body(request), backend)
+        started_ns, backend = time.monotonic_ns(), self._backend
+        asked = read(body := await _body(request), backend)
         if self._max_waiting is not None and backend.tally.num_waiting >= self._max_waiting:
             raise BadRequestError("The engine is currently overloaded", status=503, kind="overloaded_error")
         channel = Channel(request.scope[_RECEIVED])
         try:
-            opened = await backend.open(asked.prompts, asked.params, channel, asked.priority)
+            session = session_of(request.headers.get("x-session-id"), body)
+            opened = await backend.open(asked.prompts, asked.params, channel, asked.priority, session)
         except ValueError as error:
             raise BadRequestError(str(error)) from None
-        answering = Answering(asked, opened, channel, backend.model_name, backend.tally, started_s)
+        answering = Answering(asked, opened, channel, backend.model_name, backend.tally, started_ns)
         call = _Call(backend, answering, channel, opened)
         return _Stream(call) if asked.stream else await call.whole(request)
 
@@ -149,7 +150,7 @@ class _Stream(Response):
     def __init__(self, call: _Call) -> None:
         super().__init__()
         self._call = call
-        self._is_sending = False  # what was taken, and may wait for the reader
+        self.is_sending = False  # what was taken, and may wait for the reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, answering = self._call, self._call.answering
@@ -158,15 +159,15 @@ class _Stream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if first := answering.first():
                 await send(_piece(first))
-            call.channel.write = self._direct(scope[_CONNECTION])
+            call.channel.line = self._line(scope[_CONNECTION])
             while not answering.has_ended:
                 deltas = await call.channel.take()
                 if call.channel.is_closed:
                     return
                 if deltas:
-                    self._is_sending = True
+                    self.is_sending = True
                     await send(_piece(answering.chunks(deltas)))
-                    self._is_sending = False
+                    self.is_sending = False
                     call.note_written(deltas[-1].due_ns)
             await send(_piece(answering.last()))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -178,22 +179,45 @@ class _Stream(Response):
             watch.cancel()
             call.end()
 
-    def _direct(self, connection: Any) -> abc.Callable[[list[Delta]], bool] | None:
-        """Writes chunks to the transport of uvicorn; None for another server, whose connections are not known."""
-        if not getattr(connection, "chunked_encoding", False):
-            return None
-        write, flow, call = connection.transport.write, connection.flow, self._call
-        chunks, note_written = call.answering.chunks, call.note_written
+    def _line(self, connection: Any) -> _Line | None:
+        """To the transport of uvicorn; None for another server, whose connections are not known."""
+        return _Line(self, connection) if getattr(connection, "chunked_encoding", False) else None
 
-        def direct(deltas: list[Delta]) -> bool:
-            if self._is_sending or flow.write_paused or connection.disconnected:
-                return False
-            data = chunks(deltas)
-            write(b"%x\r\n%b\r\n" % (len(data), data))
-            note_written(deltas[-1].due_ns)
-            return True
 
-        return direct
+class _Line:
+    """Chunks of a stream on their way to the transport of uvicorn."""
+
+    def __init__(self, stream: _Stream, connection: Any) -> None:
+        self._stream = stream
+        self._answering = stream._call.answering
+        self._connection = connection
+        self._flow = connection.flow
+        self._write = connection.transport.write
+
+    def write(self, deltas: list[Delta]) -> bool:
+        if self._stream.is_sending or self._flow.write_paused or self._connection.disconnected:
+            return False
+        self._write(_framed(self._answering.chunks(deltas)))
+        self._stream._call.note_written(deltas[-1].due_ns)
+        return True
+
+    def make(self, text: str, token: int) -> bytes | None:
+        data = self._answering.ahead(text, token)
+        return None if data is None else _framed(data)
+
+    def send(self, data: bytes) -> bool:
+        if self._stream.is_sending or self._flow.write_paused or self._connection.disconnected:
+            return False
+        self._write(data)
+        return True
+
+    def count_sent(self, sent_ns: int) -> float:
+        return self._answering.count_sent(sent_ns)
+
+
+def _framed(data: bytes) -> bytes:
+    """A chunk of HTTP."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _piece(data: bytes) -> Message:

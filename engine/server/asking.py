@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from zlib import crc32
 
 from engine.sampling_params import SamplingParams
 from engine.server.backend import Backend, PromptInput
@@ -47,6 +48,12 @@ class Asked:
     shows_running_usage: bool
     shows_ids: bool
     priority: int
+
+
+def session_of(header: str | None, body: abc.Mapping[str, Any]) -> int | None:
+    """The conversation that a call belongs to: its header `x-session-id` or its `user`; None where it has neither."""
+    name = header or body.get("user")
+    return None if name is None else crc32(str(name).encode("utf-8", "surrogatepass"))
 
 
 def read_completion(body: abc.Mapping[str, Any], backend: Backend) -> Asked:

@@ -35,6 +35,22 @@ class Opened(NamedTuple):
     prompts: list[list[int]]
 
 
+class Line(Protocol):
+    """Writes the chunks of a stream to its client without a turn of the event loop."""
+
+    def write(self, deltas: list[Delta]) -> bool:
+        """Write deltas at once and count them; False where the client is slow or gone."""
+
+    def make(self, text: str, token: int) -> bytes | None:
+        """What `send` writes of the stream's next token, which does not end it; None where it cannot be made ahead."""
+
+    def send(self, data: bytes) -> bool:
+        """As `write`, of what `make` made, which is not counted yet."""
+
+    def count_sent(self, sent_ns: int) -> float:
+        """Count the token of a chunk that was sent; returns the seconds since the token before it."""
+
+
 @dataclass
 class Channel:
     """What a call still has to be told; filled and emptied in the event loop. Deltas of a slow reader pile up here,
@@ -42,8 +58,7 @@ class Channel:
 
     Attributes:
         received_ns: when the call came, by `time.monotonic_ns`.
-        write: writes deltas to the client at once, without a turn of the event loop, and returns whether it could. What
-            it cannot write waits for `take`.
+        line: what it cannot write waits for `take`; None where there is none, or none yet.
     """
 
     received_ns: int = 0
@@ -52,10 +67,10 @@ class Channel:
     num_cached_tokens: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
-    write: abc.Callable[[list[Delta]], bool] | None = None
+    line: Line | None = None
 
     def put(self, deltas: list[Delta]) -> None:
-        if self.write is not None and not self.pending and self.write(deltas):
+        if self.line is not None and not self.pending and self.line.write(deltas):
             if deltas[-1].finish_reason is not None:
                 self._changed.set()  # the end of the answer is for who takes
             return
@@ -104,8 +119,15 @@ class Backend(Protocol):
     default_params: SamplingParams
     tally: Tally
 
-    async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
-        """Queue prompts, whose outputs come through `channel`.
+    async def open(
+        self,
+        prompts: list[PromptInput],
+        params: SamplingParams,
+        channel: Channel,
+        priority: int,
+        session: int | None = None,
+    ) -> Opened:
+        """Queue prompts, whose outputs come through `channel`; `session` is the conversation that they belong to.
 
         Raises:
             ValueError: a prompt or a parameter cannot be used; none of the prompts is queued.

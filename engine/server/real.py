@@ -42,7 +42,7 @@ class RealBackend:
         self.max_model_len = llm.engine.max_model_len
         self.default_params = llm.get_default_sampling_params()
         self.tally = tally
-        tally.scheduler = lambda: llm.engine.scheduler
+        tally.schedulers = lambda: [llm.engine.scheduler]
         self._llm = llm
         self._front = front
         self._calls: dict[_Call, None] = {}
@@ -57,7 +57,14 @@ class RealBackend:
 
     # -- in the event loop ----------------------------------------------------------------------------------------
 
-    async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
+    async def open(
+        self,
+        prompts: list[PromptInput],
+        params: SamplingParams,
+        channel: Channel,
+        priority: int,
+        session: int | None = None,
+    ) -> Opened:
         opened: asyncio.Future[Opened] = self._loop.create_future()
         call, now = _Call(channel), time.perf_counter_ns()
 

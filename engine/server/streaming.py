@@ -16,6 +16,7 @@ from engine.server.backend import Channel, Delta, Opened
 from engine.server.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
+_UNENDED = '"logprobs":null,"finish_reason":null,"stop_reason":null'
 _to_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each chunk
 
 
@@ -28,7 +29,7 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    last_s: float | None = None
+    last_ns: int | None = None
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -41,15 +42,15 @@ class Answering:
     """The answer to one call, and what the server counts of it.
 
     Args:
-        started_s: when the call came, by `time.perf_counter`.
+        started_ns: when the call came, by `time.monotonic_ns`.
     """
 
-    def __init__(self, asked: Asked, opened: Opened, channel: Channel, model: str, tally: Tally, started_s: float):
+    def __init__(self, asked: Asked, opened: Opened, channel: Channel, model: str, tally: Tally, started_ns: int):
         self._asked = asked
         self._opened = opened
         self._channel = channel
         self._tally = tally
-        self._started_s = started_s
+        self._started_ns = started_ns
         self._created = int(time.time())
         self._model = model
         self._id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -58,6 +59,7 @@ class Answering:
         self._choices = [Choice() for _ in range(len(opened.prompts) * asked.params.n)]
         text, self._after = ('"delta":{"content":', "},") if asked.is_chat else ('"text":', ",")
         self._before = [f'{self._opening}"choices":[{{"index":{i},{text}' for i in range(len(self._choices))]
+        self._around = self._around_texts()
         self._num_prompt_tokens = sum(map(len, opened.prompts))
         self._has_begun = False
         self._num_tokens = 0
@@ -104,12 +106,40 @@ class Answering:
     def _next_chunk(self, delta: Delta) -> bytes:
         """The chunk of a delta that ends nothing, which nearly all are: put together without making its document."""
         index = self._note(delta)
-        ids = f',"token_ids":{_to_json(delta.token_ids)}' if self._asked.shows_ids else ""
-        usage = f',"usage":{self._usage_text()}' if self._asked.shows_running_usage else ""
+        return self._plain(index, delta.text, delta.token_ids, self._num_tokens)
+
+    def ahead(self, text: str, token: int) -> bytes | None:
+        """The chunk of a token that is not due yet, and is not counted; None where other sequences or log-probabilities
+        belong to it."""
+        if self._around is not None:
+            before, after = self._around
+            return before + encode_basestring_ascii(text).encode() + after
+        if len(self._choices) > 1 or self._asked.params.logprobs is not None:
+            return None
+        return self._plain(0, text, [token], self._num_tokens + 1)
+
+    def count_sent(self, sent_ns: int) -> float:
+        """Count the token of a chunk that was made ahead and sent; returns the seconds since the token before it."""
+        choice = self._choices[0]
+        assert choice.last_ns is not None, "the first token of a sequence is not made ahead"
+        gap_s, choice.last_ns = (sent_ns - choice.last_ns) * 1e-9, sent_ns
+        self._num_tokens += 1
+        return gap_s
+
+    def _plain(self, index: int, text: str, token_ids: list[int], num_tokens: int) -> bytes:
+        ids = f',"token_ids":{_to_json(token_ids)}' if self._asked.shows_ids else ""
+        usage = f',"usage":{self._usage_text(num_tokens)}' if self._asked.shows_running_usage else ""
         return (
-            f"{self._before[index]}{encode_basestring_ascii(delta.text)}{self._after}"
-            f'"logprobs":null,"finish_reason":null,"stop_reason":null{ids}}}]{usage}}}\n\n'
+            f"{self._before[index]}{encode_basestring_ascii(text)}{self._after}{_UNENDED}{ids}}}]{usage}}}\n\n"
         ).encode()
+
+    def _around_texts(self) -> tuple[bytes, bytes] | None:
+        """What is before and after the text in the chunks of the only sequence; None where chunks differ in more."""
+        asked = self._asked
+        is_plain = not (asked.shows_ids or asked.shows_running_usage) and asked.params.logprobs is None
+        if not is_plain or len(self._choices) > 1:
+            return None
+        return self._before[0].encode(), f"{self._after}{_UNENDED}}}]}}\n\n".encode()
 
     def last(self) -> bytes:
         """What a stream ends with."""
@@ -118,13 +148,13 @@ class Answering:
     def _note(self, delta: Delta) -> int:
         """Add a delta to its sequence, whose number is returned, and count it."""
         index = delta.prompt * self._asked.params.n + delta.sequence
-        choice, now, number = self._choices[index], time.perf_counter(), len(delta.token_ids)
+        choice, now_ns, number = self._choices[index], time.monotonic_ns(), len(delta.token_ids)
         if number:
-            if choice.last_s is not None:
-                self._tally.times["itl"].add((now - choice.last_s) / number, number)
-            choice.last_s = now
+            if choice.last_ns is not None:
+                self._tally.times["itl"].add((now_ns - choice.last_ns) * 1e-9 / number, number)
+            choice.last_ns = now_ns
             if not self._has_begun:
-                self._tally.times["ttft"].add(now - self._started_s)
+                self._tally.times["ttft"].add((now_ns - self._started_ns) * 1e-9)
                 self._has_begun = True
             self._num_tokens += number
             self._tally.output_tokens += number
@@ -135,7 +165,7 @@ class Answering:
         if delta.finish_reason is not None:
             self._tally.ended[delta.finish_reason] += 1
             if self.has_ended:
-                self._tally.times["e2el"].add(now - self._started_s)
+                self._tally.times["e2el"].add((now_ns - self._started_ns) * 1e-9)
         return index
 
     def _head(self, suffix: str) -> dict[str, Any]:
@@ -144,7 +174,7 @@ class Answering:
     def _chunk(self, choices: list[dict[str, Any]], *, with_usage: bool = False) -> bytes:
         text = f'{self._opening}"choices":{_to_json(choices)}'
         if with_usage or self._asked.shows_running_usage:
-            text += f',"usage":{self._usage_text()}'
+            text += f',"usage":{self._usage_text(self._num_tokens)}'
         return f"{text}}}\n\n".encode()
 
     def _choice(self, index: int, choice: Choice, part: str) -> dict[str, Any]:
@@ -165,11 +195,11 @@ class Answering:
         return found
 
     def _usage(self) -> dict[str, Any]:
-        usage: dict[str, Any] = json.loads(self._usage_text())
+        usage: dict[str, Any] = json.loads(self._usage_text(self._num_tokens))
         return usage
 
-    def _usage_text(self) -> str:
-        num_prompt, num_output = self._num_prompt_tokens, self._num_tokens
+    def _usage_text(self, num_output: int) -> str:
+        num_prompt = self._num_prompt_tokens
         return (
             f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_output},"total_tokens":{num_prompt + num_output},'
             f'"prompt_tokens_details":{{"cached_tokens":{self._channel.num_cached_tokens}}}}}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, abc
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from engine.core.scheduler import Scheduler
 _SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
+_LATENESS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
 _HISTOGRAMS = {
     "ttft": ("time_to_first_token_seconds", "From a request to its first token."),
     "itl": ("inter_token_latency_seconds", "From a token of a sequence to the next."),
@@ -32,6 +33,16 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
+    def add_all(self, values: abc.Iterable[float]) -> None:
+        ordered = sorted(values)
+        self._sum += sum(ordered)
+        below = 0
+        for at, bound in enumerate(self._bounds):
+            count = bisect_right(ordered, bound)
+            self._counts[at] += count - below
+            below = count
+        self._counts[-1] += len(ordered) - below
+
     def lines(self, name: str, labels: str) -> abc.Iterator[str]:
         total = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
@@ -46,22 +57,22 @@ class Tally:
     """Counts of an engine's steps and of the requests of a server.
 
     Attributes:
-        scheduler: returns the one that the gauges are of; None until there is one.
+        schedulers: returns those that the gauges are of, one for each server; none until there is one.
         lateness: of a simulation in real time: from when a chunk was due until it was written.
     """
 
-    scheduler: abc.Callable[[], Scheduler] | None = None
+    schedulers: abc.Callable[[], abc.Sequence[Scheduler]] = tuple
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # sequences, by the reason why
     times: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in _HISTOGRAMS})
-    lateness: Histogram = field(default_factory=Histogram)
+    lateness: Histogram = field(default_factory=lambda: Histogram(_LATENESS))
 
     @property
     def num_waiting(self) -> int:
-        return 0 if self.scheduler is None else self.scheduler().num_waiting
+        return sum(scheduler.num_waiting for scheduler in self.schedulers())
 
     # As an observer of a server, real or simulated.
 
@@ -82,19 +93,20 @@ class Tally:
         labels = f'model_name="{model_name}",engine="0"'
         lines: list[str] = []
 
-        def say(kind: str, name: str, help_text: str, value: float, more: str = "") -> None:
+        def say(kind: str, name: str, help_text: str, *values: float, more: str = "") -> None:
+            """A value of each server, or one of all."""
             lines.extend([f"# HELP vllm:{name} {help_text}", f"# TYPE vllm:{name} {kind}"])
-            lines.append(f"vllm:{name}{{{labels}{more}}} {value}")
+            for number, value in enumerate(values):
+                lines.append(f'vllm:{name}{{model_name="{model_name}",engine="{number}"{more}}} {value}')
 
-        if self.scheduler is not None:
-            scheduler = self.scheduler()
-            blocks = scheduler.blocks
-            used = 1 - blocks.num_free_blocks / blocks.num_blocks
-            say("gauge", "num_requests_running", "Sequences in the batch.", scheduler.num_running)
-            say("gauge", "num_requests_waiting", "Sequences in the queue.", scheduler.num_waiting)
-            say("gauge", "kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", used)
-            sizes = f',block_size="{blocks.block_size}",num_gpu_blocks="{blocks.num_blocks}"'
-            say("gauge", "cache_config_info", "The KV pool.", 1, sizes)
+        if schedulers := self.schedulers():
+            pools = [scheduler.blocks for scheduler in schedulers]
+            used = [1 - blocks.num_free_blocks / blocks.num_blocks for blocks in pools]
+            say("gauge", "num_requests_running", "Sequences in the batch.", *(each.num_running for each in schedulers))
+            say("gauge", "num_requests_waiting", "Sequences in the queue.", *(each.num_waiting for each in schedulers))
+            say("gauge", "kv_cache_usage_perc", "Share of KV blocks in use; 1 is all.", *used)
+            sizes = f',block_size="{pools[0].block_size}",num_gpu_blocks="{pools[0].num_blocks}"'
+            say("gauge", "cache_config_info", "The KV pool.", 1, more=sizes)
         say("counter", "num_preemptions_total", "Sequences that gave way.", self.preemptions)
         say("counter", "prompt_tokens_total", "Prompt tokens of admitted requests.", self.prompt_tokens)
         say("counter", "generation_tokens_total", "Output tokens.", self.output_tokens)

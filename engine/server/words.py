@@ -25,8 +25,12 @@ class WordTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [self._token(word) for word in text.split()]
 
+    def word(self, token: int) -> str:
+        """The text of a token."""
+        return f" t{token}"
+
     def decode(self, token_ids: abc.Iterable[int], **options: Any) -> str:
-        return "".join(f" t{token}" for token in token_ids)
+        return "".join(map(self.word, token_ids))
 
     def apply_chat_template(self, messages: abc.Iterable[abc.Mapping[str, Any]], **options: Any) -> str:
         """The contents, one after the other."""

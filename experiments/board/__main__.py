@@ -26,7 +26,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments import FIDELITY, RESULTS, ROOT, measured_fleet, measured_pd, ordinary_servers, published_runs
+from experiments import (
+    FIDELITY,
+    RESULTS,
+    ROOT,
+    measured_fleet,
+    measured_pd,
+    ordinary_servers,
+    other_gpus,
+    published_runs,
+)
 from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
 from experiments.board.pages import write_pages
@@ -91,6 +100,8 @@ def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
             if cost == "profiled" or selected.backend == "vllm":
                 name = f"inferencex {cost} {' '.join(map(str, selected))}"
                 yield name, partial(inferencex.points, silicon, selected, share, cost)
+        for gpu in other_gpus.gpus():
+            yield f"other GPUs {cost} {gpu}", partial(other_gpus.points, data, gpu, cost)
         if cost == "profiled":
             for which in apart.selections(silicon):
                 yield f"inferencex apart {' '.join(which)}", partial(apart.points, silicon, which, every)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.board.point import FLEET, METRICS
-from harness.engines.resolving.known_error import LEVELS, RunClass, Spread
+from harness.engines.resolving.known_error import KERNELS, LEVELS, SCALED, RunClass, Spread, left_out_of
 
 CLASS = ["engine", "version", "device", "model", "kind", "precision", "cost", "load"]
 _SHOWN = ("tpot", "ttft", "throughput", "e2el")
@@ -46,15 +46,17 @@ def errors(part: pd.DataFrame) -> dict[str, float]:
 
 
 def known_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each class of `LEVELS` that has points of servers of vLLM."""
+    """A row for each class of `LEVELS` that has points of servers of vLLM; of fleets those with prompts and decodes
+    apart."""
     counted = table[(table["excluded"] == "") & (table["engine"] == "vLLM") & (table["load"] != FLEET)]
-    counted = counted[counted["cost"].isin(("kernels", "roofline"))]
+    counted = counted[counted["cost"].isin((KERNELS, SCALED, "roofline"))]
     rows: dict[RunClass, dict[str, Any]] = {}
+    fields = counted[[*RunClass._fields]].astype(str).itertuples(index=False, name=None)
+    of = [RunClass(*values) for values in fields]
     for left_out in LEVELS:
-        keys = [name for name in RunClass._fields if name not in left_out]
-        for values, part in counted.groupby(keys):
-            named = dict(zip(keys, map(str, values), strict=True))
-            key = RunClass(*(named.get(name, "") for name in RunClass._fields))
+        keys = pd.Series([left_out_of(each, left_out) for each in of], index=counted.index)
+        for key in keys.drop_duplicates():
+            part = counted[[each == key for each in keys]]
             rows[key] = {**key._asdict(), "runs": len(part), **_spreads(part)}
     return pd.DataFrame(rows.values()).sort_values([*RunClass._fields], ignore_index=True)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.board.classes import errors
-from experiments.board.point import FLEET
+from experiments.board.point import FLEETS
+from harness.engines.resolving.known_error import SCALED
 
 _FIDELITY, _README, _MODELS = Path("docs/fidelity.md"), Path("README.md"), Path("docs/scheduler_and_cost_model.md")
 _SHOWN = ("tpot", "ttft", "throughput")
@@ -24,7 +25,7 @@ def _served(engine: str, cost: str = "kernels", kind: str = "") -> Callable[[pd.
     """Which points are of single servers of `engine`, priced by `cost`, of models whose kind starts with `kind`."""
 
     def mask(table: pd.DataFrame) -> pd.Series[bool]:
-        chosen = table["engine"].eq(engine) & table["cost"].eq(cost) & table["load"].ne(FLEET)
+        chosen = table["engine"].eq(engine) & table["cost"].eq(cost) & ~table["load"].isin(FLEETS)
         return chosen & table["kind"].str.startswith(kind)
 
     return mask
@@ -32,12 +33,17 @@ def _served(engine: str, cost: str = "kernels", kind: str = "") -> Callable[[pd.
 
 def _apart(engine: str) -> Callable[[pd.DataFrame], pd.Series[bool]]:
     """Which points are of fleets of `engine` by InferenceX and NVIDIA."""
-    return lambda table: table["load"].eq(FLEET) & table["engine"].eq(engine) & table["source"].ne("llm-d")
+    return lambda table: table["load"].isin(FLEETS) & table["engine"].eq(engine) & table["source"].ne("llm-d")
 
 
 def _tensorrt_llm(table: pd.DataFrame) -> pd.Series[bool]:
     """Which points are of TensorRT-LLM simulated as itself: command lines of gpustack's users are entered as vLLM's."""
     return _served("TensorRT-LLM")(table) & table["source"].ne("gpustack")
+
+
+def _scaled(*numbers: int) -> Callable[[pd.DataFrame], pd.Series[bool]]:
+    """Which points are priced by kernels of another GPU, on so many."""
+    return lambda table: _served("vLLM", SCALED)(table) & table["num_gpus"].isin(numbers)
 
 
 _BY_KERNELS, _BY_ROOFLINE = _served("vLLM"), _served("vLLM", "roofline")
@@ -47,6 +53,12 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     ("dense models", "of them dense models", _served("vLLM", kind="dense")),
     ("models with experts", "with experts", _served("vLLM", kind="expert")),
     ("latent attention", "", _served("vLLM", kind="latent")),
+    (
+        "vLLM by kernels of a GPU that is like it: one RTX 4090, RTX 5090 or H100 PCIe",
+        "vLLM by kernels of a GPU that is like it (RTX 4090, 5090, H100 PCIe)",
+        _scaled(1),
+    ),
+    ("2 to 8 RTX 4090, by kernels of a GPU that is like it", "2 to 8 RTX 4090", _scaled(2, 4, 8)),
     (
         "vLLM by the roofline: every fifth row, and servers without kernel times",
         "vLLM by the roofline",
@@ -60,7 +72,7 @@ _MANY: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series[bool]]]] = [
     (
         "fleets of llm-d: 8 servers behind routers; prompts and decodes apart",
         "fleets of vLLM by llm-d",
-        lambda table: table["load"].eq(FLEET) & table["source"].eq("llm-d"),
+        lambda table: table["load"].isin(FLEETS) & table["source"].eq("llm-d"),
     ),
     ("fleets of InferenceX, prompts and decodes apart: vLLM", "", _apart("vLLM")),
     ("fleets of InferenceX: TensorRT-LLM, simulated as vLLM by its own kernels", "", _apart("TensorRT-LLM")),

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.engines.resolving.known_error import RunClass
+from harness.engines.resolving.known_error import APART, RunClass
 
-FLEET = "fleet"  # the kind of load of several servers behind a router
+FLEET = "fleet"  # the kind of load of several servers behind a router, each of which serves whole requests
+FLEETS = (FLEET, APART)
 METRICS = ("ttft", "tpot", "e2el", "throughput")  # ms, ms, ms, and output tokens/s
 
 

@@ -2,17 +2,20 @@
 
 274 of 1,602 such rows tell how many servers there were and on how many GPUs each, and 267 of these, in their id, with
 how many clients. A row is a pool of servers for prompts and one for decodes, each with its own tensor parallelism,
-data-parallel ranks and whole experts. Nothing is fitted. The file tells nothing else of the servers, so these are
-vLLM's as a user gets them: its scheduler and its defaults of seats and tokens a step; the least busy server gets a
-request, over a network of 400 Gbit/s for each GPU. SGLang's and TensorRT-LLM's are simulated so, too, the latter with
-the times of its kernels; SGLang's were not timed for these models. Clients are InferenceX's, with lengths from 0.8 of
-those stated, and send 10 requests each, or 3 where that is more than 2,000.
+data-parallel ranks and whole experts. Nothing is fitted. Seats and tokens of a step are those of the recipe by which
+the row was run (`experiments.inferencex.recipes`), and so are the ranks of vLLM's servers, which the file leaves out;
+where no recipe is known, they are vLLM's defaults. Requests are spread as by the frontends of Dynamo that the recipe
+starts, or by one (`experiments.inferencex.frontends`). The network has 400 Gbit/s for each GPU. All have the scheduler
+of vLLM; SGLang's and TensorRT-LLM's are simulated so, too, the latter with the times of its kernels; SGLang's were not
+timed for these models. Clients are InferenceX's, with lengths from 0.8 of those stated, and send 10 requests each, or 3
+where that is more than 2,000.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +23,13 @@ import numpy as np
 import pandas as pd
 
 from experiments import composed
-from experiments.board.point import FLEET, Found, Point, loop_throughput, refusal
+from experiments.board.point import Found, Point, loop_throughput, refusal
 from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server, trtllm_kernels
 from harness.config import RunConfig
-from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig
+from harness.config.schema.fleet import DisaggregatedFleet, PoolConfig, RouterConfig
+from harness.config.targets import import_targets
 from harness.engines.resolving.fleet import resolve_fleet
-from harness.engines.resolving.known_error import run_class
+from harness.engines.resolving.known_error import APART, run_class
 from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, TwinServeError
 from harness.measured.public_servers import PublicServer
@@ -33,9 +37,12 @@ from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.fleet_system import FleetSystem
 
+FILE = Path(__file__).parent / "recipes.csv"
 _LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"
+_RULE = "experiments.inferencex.frontends:Frontends"
 _KIMI = "moonshotai/Kimi-K2.5"
-_ASSUMED = "vLLM's defaults, the least busy server, 400 Gbit/s a GPU"
+_ASSUMED = "400 Gbit/s a GPU"
+_DEFAULTS = f"vLLM's defaults, servers in turn, {_ASSUMED}"
 _MOST_CLIENTS = 1024  # whose simulation takes a minute
 _NODE = 8  # GPUs
 _RACKS = ("gb200", "gb300")  # up to 72 GPUs of which are one domain of NVLink
@@ -51,6 +58,8 @@ class Side(NamedTuple):
     tensor: int
     ranks: int
     shares_out: bool
+    seats: int | None = None
+    tokens: int | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -62,7 +71,17 @@ class Side(NamedTuple):
             tensor_parallel_size=self.tensor,
             data_parallel_size=self.ranks,
             expert_parallel=self.shares_out,
+            max_num_seqs=self.seats,
+            max_num_batched_tokens=self.tokens,
         )
+
+    def by(self, recipe: Any, name: str) -> Side:
+        """These servers with what a recipe says of the side of this `name`."""
+        told = (getattr(recipe, f"{name}_{key}") for key in ("ranks", "seats", "tokens"))
+        ranks, seats, tokens = (None if pd.isna(value) else int(value) for value in told)
+        ranks = ranks or self.ranks
+        tensor = self.tensor * self.ranks // ranks
+        return self._replace(tensor=tensor, ranks=ranks, seats=seats, tokens=tokens)
 
 
 def rows(data: Path) -> pd.DataFrame:
@@ -94,6 +113,7 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
         left_out.update(["no server is known for these rows"] * len(chosen))
         return Found([], left_out)
     server = server._replace(more={"cost.profile": kernels(data, backend, system, server)})
+    import_targets({"router": {"rule": _RULE}})
     config = composed("fleet=disaggregated", "engine.compress=true", *_settings(server))
     found = []
     for row in chosen[::every]:
@@ -128,11 +148,19 @@ def unsimulated(row: Any) -> str:
     return ""
 
 
+@cache
+def _recipes() -> dict[str, Any]:
+    """The recipes by the ids of their rows."""
+    return {str(row.id): row for row in pd.read_csv(FILE).itertuples(index=False)}
+
+
 def _side(row: Any, name: str) -> Side:
     servers, tensor, ranks, experts = (
         int(getattr(row, f"{name}_{size}")) for size in ("num_workers", "tp_size", "attention_dp_size", "moe_ep_size")
     )
-    return Side(servers, tensor, ranks, experts > 1)
+    side = Side(servers, tensor, ranks, experts > 1)
+    recipe = _recipes().get(row.id)
+    return side if recipe is None else side.by(recipe, name)
 
 
 def _server(backend: str, model_path: str, precision: str, system: str) -> PublicServer | None:
@@ -140,7 +168,7 @@ def _server(backend: str, model_path: str, precision: str, system: str) -> Publi
         return other_server(model_path, precision, system)
     version = "0.18.0" if backend == "vllm" else "0.24.0"
     return PublicServer(
-        "Kimi-K2.5 fp4", _KIMI, precision, DEVICES[system], "kimi-k2.5-nvfp4", "nvfp4", version, _ASSUMED
+        "Kimi-K2.5 fp4", _KIMI, precision, DEVICES[system], "kimi-k2.5-nvfp4", "nvfp4", version, _DEFAULTS
     )
 
 
@@ -153,20 +181,22 @@ def _settings(server: PublicServer) -> Iterator[str]:
 
 def _point(row: Any, config: RunConfig, server: PublicServer) -> Point:
     prefill, decode = _side(row, "prefill"), _side(row, "decode")
-    pools = DisaggregatedFleet(prefill=prefill.pool(), decode=decode.pool())
-    fleet = resolve_fleet(config.model_copy(update={"fleet": pools}))
+    number = int(getattr(_recipes().get(row.id), "frontends", 1))
+    routers = [RouterConfig(rule=_RULE, options={"number": number, "seed": seed}) for seed in range(2)]
+    pools = DisaggregatedFleet(prefill=prefill.pool(), decode=decode.pool(), decode_router=routers[1])
+    fleet = resolve_fleet(config.model_copy(update={"fleet": pools, "router": routers[0]}))
     ttft, tpot = simulate(fleet, row, server.length_ratio)
     clients, output = int(row.clients), (1 + server.length_ratio) / 2 * row.osl
     measured, predicted = {"ttft": row.silicon_ttft_ms, "tpot": row.silicon_tpot_ms}, {"ttft": ttft, "tpot": tpot}
     for times in (measured, predicted):
         times["throughput"] = loop_throughput(clients, output, times["ttft"], times["tpot"])
-    kinds = [run_class(pool.system, FLEET) for pool in fleet.pools]
+    kinds = [run_class(pool.system, APART) for pool in fleet.pools]
     kind = next((each for each in kinds if each.cost != "kernels"), kinds[-1])
     return Point(
         id=row.id, source="InferenceX" if server.length_ratio < 1 else "NVIDIA", link=_LINK,
         engine=ENGINES[row.backend], version=str(row.backend_version), kind=kind,
         num_gpus=prefill.num_gpus + decode.num_gpus, clients=clients, prompt=(1 + server.length_ratio) / 2 * row.isl,
-        output=output, assumed=_ASSUMED, measured=measured, predicted=predicted,
+        output=output, assumed=_ASSUMED if row.id in _recipes() else _DEFAULTS, measured=measured, predicted=predicted,
     )  # fmt: skip
 
 

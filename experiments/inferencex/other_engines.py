@@ -38,6 +38,7 @@ _MODELS: dict[str, tuple[str, dict[str, str]]] = {
 _NVIDIAS = ("Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B-Instruct")
 _WHY = "simulated as the newest vLLM"
 _UNMIXED = ("Qwen/Qwen3-32B",)
+_SEATS = 128
 _HOPPER = ("h100_sxm", "h200_sxm")
 _TABLES = {"a100_sxm": "0.5.10"}  # of SGLang's kernels; others: 0.5.14
 DEVICES = {
@@ -77,23 +78,22 @@ def of_sglang(server: PublicServer, kernels: str) -> PublicServer:
 def of_trtllm(server: PublicServer, kernels: str) -> PublicServer:
     """`server` as TensorRT-LLM's; `kernels` as in `cost.profile`, "" where they do not matter.
 
-    InferenceX's servers have no block reuse, and a KV cache in 8 bits but for gpt-oss on Hopper; a step may hold
-    MAX_MODEL_LEN tokens for Llama, 20,000 for gpt-oss (benchmarks/70b_fp8_h200_trt_slurm.sh, 70b_fp4_b200_trt_slurm.sh,
-    gptoss_fp4_h200_trt.sh, gptoss_fp4_b200_trt.sh). NVIDIA's are taken to have the defaults.
+    NVIDIA's are taken to be of aiconfigurator's generator of August 2025 (cli/backends/trtllm.py and its template
+    extra_engine_args.1.0.0rc3.yaml.j2, commit 961028348): no chunks, the prompt plus 1,500 tokens and a token for each
+    seat in a step, 0.8 of the memory, and a KV cache in 8 bits with weights in 8 bits. That it made these servers is
+    likely, not stated; 128 seats are taken from the clients of the rows. What the scripts of InferenceX say is added
+    row by row (`trtllm_servers`).
     """
-    more: dict[str, Any] = {"scheduler": "trtllm", "block_size": 32, "frontend": "none"}
-    more |= {"engine.memory_account": "trtllm"} | ({"cost.profile": kernels} if kernels else {})
-    given: dict[str, Any] = {}
+    more: dict[str, Any] = {"scheduler": "trtllm", "block_size": 32, "engine.memory_account": "trtllm"}
+    more |= {"cost.profile": kernels} if kernels else {}
     if server.length_ratio != 1:
-        is_gpt = server.model == "gpt-oss-120b"
-        given = {
-            "kv_cache_dtype": "auto" if is_gpt and server.device in (DEVICES[each] for each in _HOPPER) else "fp8",
-            "tokens_beyond_prompt": 11_808 if is_gpt else 1_224,
-            "gpu_memory_utilization": 0.85 if is_gpt else 0.9,
-        }
-        more |= {"scheduler.enable_prefix_caching": "false"}
+        return server._replace(more=more, has_front_end=True)
     return server._replace(
-        **given, more=more, has_front_end=False, why="TensorRT-LLM's defaults and InferenceX's scripts"
+        more={**more, "frontend": "none"},
+        kv_cache_dtype="auto" if server.quantization == "none" else "fp8",
+        tokens_beyond_prompt=1500 + _SEATS,
+        gpu_memory_utilization=0.8,
+        why="likely aiconfigurator's generator and client",
     )
 
 

@@ -20,6 +20,8 @@ import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
+from experiments.inferencex import sglang_servers, trtllm_servers
+from experiments.inferencex.load import Load
 from experiments.inferencex.other_engines import (
     DEVICES,
     ENGINES,
@@ -44,6 +46,7 @@ _FITTED = {("Llama-3.1-70B FP8", "h100-80gb", None), ("Qwen3-32B", "h100-80gb", 
 _MOST_GPUS = 8
 _COLUMNS = ("backend", "model_path", "precision", "system")
 _UNDATED = "the day on which these rows were measured is not known"
+_SCRIPTS = {"sglang": sglang_servers.of_load, "trtllm": trtllm_servers.of_load}  # of InferenceX
 _DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
 
 
@@ -115,16 +118,25 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
     unsimulated.pop(_APART, None)  # for which there is `apart`
     if is_repeated.any():
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
+    each_day = _days(data)
+    cases: dict[str, CaseRows] = {}
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
         try:
-            if num_gpus(rows.rows.table.iloc[place]) > _MOST_GPUS:
+            row = rows.rows.table.iloc[place]
+            if num_gpus(row) > _MOST_GPUS:
                 raise TwinServeError(f"more than {_MOST_GPUS} GPUs, which are no plain tensor parallelism")
-            simulated = rows.simulate(only=[place])
+            case = rows
+            if (scripts := _SCRIPTS.get(backend)) and server.length_ratio != 1:
+                load = Load(each_day[row.id], num_gpus(row), int(row.isl), int(row.osl), int(row.concurrency))
+                asked = scripts(server, load)
+                name = str(asked)
+                case = cases[name] = cases.get(name) or CaseRows(asked, data, backend, [f"cost={cost}"])
+            simulated = case.simulate(only=[place])
         except TwinServeError as error:
             reason = refusal(error)
             unsimulated[reason] = unsimulated.get(reason, 0) + 1
             continue
-        kind = run_class(rows.system(place), CLOSED_LOOP)
+        kind = run_class(case.system(place), CLOSED_LOOP)
         chosen.append(simulated.assign(kind=pd.Series([kind], dtype=object)))
     if not chosen:
         return Found([], unsimulated)
@@ -165,6 +177,13 @@ def _versions(data: Path) -> dict[str, tuple[str, str]]:
     told = zip(table["backend_version"].fillna("").astype(str), is_own, strict=True)
     named = [(version, "NVIDIA" if own else "InferenceX") for version, own in told]
     return dict(zip(table["id"].astype(str), named, strict=True))
+
+
+@cache
+def _days(data: Path) -> dict[str, str]:
+    """On which day each row was measured, by the id of the row."""
+    table = pd.read_csv(data)
+    return dict(zip(table["id"].astype(str), days(table), strict=True))
 
 
 @cache

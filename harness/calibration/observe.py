@@ -106,7 +106,7 @@ def _probed(config: RunConfig, time_s: float) -> tuple[float, int]:
     The prompts are of another seed than those of the ladder, which are to find none of them in the prefix cache.
     """
     trace, config = _first(config.model_copy(update={"seed": config.seed + 1}), 2 * _MOST)
-    engine = EndpointEngine(config, trace, ClosedLoop(len(trace.table), config.max_num_seqs))
+    engine = EndpointEngine(config, trace, ClosedLoop(len(trace.rows), config.max_num_seqs))
     timer = threading.Timer(time_s, engine.stop)
     try:
         timer.start()
@@ -116,7 +116,7 @@ def _probed(config: RunConfig, time_s: float) -> tuple[float, int]:
     finally:
         timer.cancel()
         engine.close()
-    return tokens_per_s(requests, end_s / 3, end_s) / float(trace.table["num_output_tokens"].mean()), len(trace.table)
+    return tokens_per_s(requests, end_s / 3, end_s) / float(trace.rows["num_output_tokens"].mean()), len(trace.rows)
 
 
 def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:

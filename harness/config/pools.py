@@ -6,20 +6,17 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from engine.documents import DocumentError, read_yaml
-from harness.config.composing.conf_tree import CONF
-from harness.config.composing.device_names import device_option
+from harness.config.devices import device_named
 from harness.config.explaining import explain
 from harness.config.run import RunConfig
-from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig
-from harness.config.schema.reader import nearest
-from harness.config.schema.system import DeviceConfig
+from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, RouterConfig
 from harness.errors import ConfigError
 from simulator.handover import Role
 
 _SAME = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "quantization",
-    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_blocks",
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "num_blocks", "max_model_len",
+    "kv_cache_memory_bytes",
 )  # fmt: skip
 
 
@@ -44,7 +41,10 @@ def pools_of(config: RunConfig) -> list[Pool]:
     for name, pool in zip(names, fleet.pools, strict=True):
         key = f"fleet.{name}" if isinstance(fleet, DisaggregatedFleet) else f"fleet.pools.{name}"
         try:
-            found.append(Pool(pool.role, _config_of(pool, config)))
+            own = _config_of(pool, config)
+            if pool.role == "decode":
+                own = own.model_copy(update={"router": RouterConfig(**dict(fleet.decode_router))})
+            found.append(Pool(pool.role, own))
         except ValidationError as error:
             raise ConfigError(f"{key}.{explain(error)}") from None
         except ConfigError as error:
@@ -52,13 +52,19 @@ def pools_of(config: RunConfig) -> list[Pool]:
     for role, own in found:
         if role != "serve" and (obstacle := _obstacle(role, own)):
             raise ConfigError(f"fleet: a server for {role} {obstacle}")
+    if config.is_apart and len(formats := {own.kv_cache_dtype for _, own in found}) > 1:
+        raise ConfigError(f"fleet: KV caches of {' and '.join(sorted(formats))}: what is handed over has one format")
     return sorted(found, key=lambda pool: pool.role == "decode")
 
 
 def _config_of(pool: PoolConfig, config: RunConfig) -> RunConfig:
     update: dict[str, Any] = {name: value for name in _SAME if (value := getattr(pool, name)) is not None}
     if pool.device is not None:
-        update["device"] = _device(pool.device)
+        update["device"] = device_named(pool.device)
+    if pool.engine:
+        if "kind" in pool.engine:
+            raise ConfigError("engine.kind: is that of the run")
+        update["engine"] = {**config.engine.model_dump(), **pool.engine}
     if pool.scheduler:
         update["scheduler"] = {**config.scheduler.model_dump(), **pool.scheduler}
     if pool.tiers:
@@ -84,14 +90,3 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Nested groups of keys with some of them changed."""
     both = {key: _merged(values[key], new) for key, new in changes.items() if isinstance(new, dict) and key in values}
     return {**values, **changes, **both}
-
-
-def _device(name: str) -> DeviceConfig:
-    """An option of the group `device`; raises ConfigError where there is none of that name."""
-    names = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
-    if (option := device_option(name, names)) is None:
-        raise ConfigError(f"device={name}: no option of device{nearest(name, names)}")
-    try:
-        return DeviceConfig.model_validate(read_yaml(CONF / "device" / f"{option}.yaml"))
-    except DocumentError as error:
-        raise ConfigError(f"device={name}: {error}") from None

@@ -172,9 +172,12 @@ def _warm_up(engine: LLMEngine, max_tokens: int, temperature: float) -> None:
     """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a group
     come one step after the other."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+    longest = engine.max_model_len - max_tokens
+    if not engine.config.enable_chunked_prefill:
+        longest = min(longest, engine.config.max_num_batched_tokens)
     for lengths in _WARM_UP_TOKENS:
         for i, length in enumerate(lengths):
-            length = min(length, engine.max_model_len - max_tokens)
+            length = min(length, longest - i)
             engine.add(Request(-1 - i, length, max_tokens, token_ids=[1] * length), params)
             engine.step(0)
         while engine.step(0):

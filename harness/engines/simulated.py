@@ -21,7 +21,7 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.fleet import Fleet
 from simulator.fleet_system import FleetSystem, ServerPool
-from simulator.front_end import FrontEnd
+from simulator.front_end import FrontEnd, SecondFrontEnd
 from simulator.gateway import Decoders
 from simulator.handover import Port
 from simulator.profile.checks import differences
@@ -84,15 +84,16 @@ class SimulatedEngine:
                 lambda number: scheduler_of(systems[number]),
                 lambda request, number, now_ns: recorders[number].on_lost(request, now_ns),
             )
-        entries, decoders = self._replicas[: fleet.num_entries], None
+        entries, to = self._replicas[: fleet.num_entries], self._replicas[fleet.num_entries :]
+        second, decoders = None, None
+        if (times := first.front_end) is not None:
+            prompt_tokens = whole_numbers(trace.rows["num_prompt_tokens"].to_numpy())
+            number = len(entries) * times.processes
+            arrivals = FrontEnd(arrivals, times, prompt_tokens, number)
+            second = SecondFrontEnd(times, prompt_tokens, len(to) * times.processes) if to else None
         if (apart := fleet.apart) is not None:
-            to, ports = self._replicas[fleet.num_entries :], self._ports
-            halves = ports[: fleet.num_entries], ports[fleet.num_entries :]
-            decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
-        if first.front_end is not None:
-            count = fleet.num_entries * first.front_end.processes
-            prompt_tokens = whole_numbers(trace.table["num_prompt_tokens"].to_numpy())
-            arrivals = FrontEnd(arrivals, first.front_end, prompt_tokens, count)
+            halves = self._ports[: fleet.num_entries], self._ports[fleet.num_entries :]
+            decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns, second)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
             reading_ns=fleet.reading_ns, staffing=self.staffing,

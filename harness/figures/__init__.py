@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Chart
 from harness.results.tables import Floats, RunResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_charts(charts: Mapping[str, Chart | None], folder: Path, plot: PlotConfig) -> list[Path]:

@@ -6,14 +6,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.figures.chart import is_known
 from harness.results.load import ALIKE
 from harness.results.tables import Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LATENCY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el|queue_time)_ms")
 _SHARE = re.compile(r".*(_share|_rate|_usage|_waste|_attainment)$|mean_kv_\w+")
@@ -47,7 +49,9 @@ class Metric:
         name = f"{self.column}{suffix}"
         if name not in table:
             return np.full(len(table), np.nan)
-        return pd.to_numeric(table[name]).to_numpy(dtype=np.float64) * self.scale
+        from pandas import to_numeric  # imported late: a run in the terminal shows its tail and draws nothing
+
+        return to_numeric(table[name]).to_numpy(dtype=np.float64) * self.scale
 
     def slo(self, table: pd.DataFrame) -> float | None:
         """The SLO that all runs have for this percentile, in the unit of the metric; None without one."""
@@ -114,9 +118,10 @@ def slo_statistic(table: pd.DataFrame) -> str:
 def per_gpu(table: pd.DataFrame) -> Floats:
     """float64[rows]: output tokens/s per GPU; of results that do not say so, by their tensor parallelism."""
     total = metric("output_throughput").values(table)
-    gpus = table["tensor_parallel_size"] if "tensor_parallel_size" in table else pd.Series(1, index=table.index)
+    has_ranks = "tensor_parallel_size" in table
+    gpus = metric("tensor_parallel_size").values(table) if has_ranks else np.ones(len(table))
     known = metric("output_throughput_per_gpu").values(table)
-    return np.where(np.isnan(known), total / pd.to_numeric(gpus).fillna(1).to_numpy(dtype=np.float64), known)
+    return np.where(np.isnan(known), total / np.where(np.isnan(gpus), 1, gpus), known)
 
 
 def interactivity(table: pd.DataFrame) -> Floats:

@@ -163,12 +163,12 @@ def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     lost = len(result.requests) - len(finished)
     notes = [f"{lost} requests that failed are left out; the server had them beside the others"] if lost else []
-    if len(trace.table) != len(result.requests):
+    if len(trace.rows) != len(result.requests):
         raise MeasuredRunError(f"{path}: the trace {trace.source} is no longer the one that this run replayed")
     trace = rows_of(trace, rows)
-    if trace.table["num_prompt_tokens"].equals(requests["num_prompt_tokens"]):
+    if np.array_equal(trace.rows["num_prompt_tokens"], requests["num_prompt_tokens"].to_numpy()):
         seen = {name: requests[name].to_numpy() for name in ("arrival_time", "num_output_tokens")}
-        trace = replace(trace, table=trace.table.assign(**seen))
+        trace = replace(trace, rows=trace.rows.assign(**seen))
     else:
         trace = trace_of(trace.name, trace.source, requests)
         notes.append("the server counts other prompts than the trace has: the simulated ones have its lengths only")
@@ -195,7 +195,7 @@ def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarr
     trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     lengths = ["num_prompt_tokens", "num_output_tokens"]
     measured = requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy()
-    if len(trace.table) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():
+    if len(trace.rows) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():
         raise MeasuredRunError(f"{path}: the trace {trace.source} is no longer the one that this run replayed")
     trace = rows_of(trace, rows)
-    return replace(trace, table=trace.table.assign(arrival_time=requests["arrival_time"].to_numpy()))
+    return replace(trace, rows=trace.rows.assign(arrival_time=requests["arrival_time"].to_numpy()))

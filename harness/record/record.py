@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from engine.core.sequence import Request
-from harness.record.recorder import REQUEST_COLUMNS, STATUSES, Recorder
-from harness.record.request_times import NS, UNSET, seconds, with_latencies
+from harness.record.recorder import STATUSES, Recorder
+from harness.record.request_row import REQUEST_COLUMNS
+from harness.record.request_times import NS, UNSET, latencies, seconds
+from harness.record.step_columns import table_of
 from harness.results.tables import Gaps
 from harness.workload.trace import CLASS_COLUMNS, Trace
+from simulator.table import Categories, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for, and
+    """The tables of a run; columns as documented in `harness.results.tables`, `requests` and `steps` as
+    DataFrames. `spans` only if it was asked for, and
     the gaps between the tokens of each request (`itls`, in s) of a client only."""
 
-    requests: pd.DataFrame
-    steps: pd.DataFrame
+    request_rows: Table
+    step_rows: Table
     gaps: Gaps
     spans: pd.DataFrame | None
     itls: Sequence[Sequence[float]] | None = None
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        return self.request_rows.frame()
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        return self.step_rows.frame()
 
 
 class Record:
@@ -57,12 +72,17 @@ class Record:
         requests = self._requests(trace)
         return RecordedRun(requests, self._steps(), gaps, self._spans(requests["request_id"].to_numpy()))
 
-    def _requests(self, trace: Trace) -> pd.DataFrame:
+    def forget(self) -> None:
+        """Let go of all but the counts and the time: who has the tables needs the rest no more."""
+        for server in self.servers:
+            server.forget()
+
+    def _requests(self, trace: Trace) -> Table:
         """A row per request of the trace, whichever server it was sent to; -1 for those that never arrived."""
         unfinished = {"status": STATUSES.index("unfinished")}
         never_issued = [unfinished.get(name, UNSET if name.endswith("_ns") else 0) for name in REQUEST_COLUMNS]
-        values = np.tile(np.array(never_issued), (len(trace.table), 1))
-        server_of = np.full(len(trace.table), -1)
+        values = np.tile(np.array(never_issued), (len(trace.rows), 1))
+        server_of = np.full(len(trace.rows), -1)
         errors: dict[int, str] = {}
         lags: dict[int, int] = {}
         parked_ns: dict[int, int] = {}
@@ -75,19 +95,18 @@ class Record:
             lags |= server.lags
             parked_ns |= server.parked_ns
             prompts |= {row: (number, end_ns) for row, end_ns in server.prompts.items()}
-        recorded = pd.DataFrame(values, columns=list(REQUEST_COLUMNS), copy=False)
-        source = trace.table
-        table = pd.DataFrame({"request_id": source["request_id"].to_numpy()})
+        recorded = table_of(values, REQUEST_COLUMNS)
+        source, num_rows = trace.rows, len(trace.rows)
+        table: dict[str, Any] = {"request_id": source["request_id"].to_numpy()}
         for column in ("session_id", "turn", *CLASS_COLUMNS):
             if column in source:
                 table[column] = source[column].to_numpy()
         table["server"] = server_of
-        statuses = np.asarray(STATUSES)[recorded["status"].to_numpy()]
-        table["status"] = pd.Categorical(statuses, categories=list(STATUSES))
-        table["error"] = pd.Series(errors, index=table.index, dtype="object")
+        table["status"] = Categories(recorded["status"].to_numpy(np.int8), STATUSES)
+        table["error"] = _column(errors, num_rows, np.nan, object)
         table["arrival_time"] = seconds(recorded["arrival_ns"].to_numpy())
         # A simulated request is issued exactly when it is meant to be: it has no lag.
-        table["replay_lag"] = pd.Series(lags, index=table.index, dtype=np.float64) * NS
+        table["replay_lag"] = _column(lags, num_rows, np.nan) * NS
         for name in ("first_scheduled", "first_token", "finish"):
             table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
@@ -98,13 +117,14 @@ class Record:
         if not self._has_store:
             del table["num_store_cached_tokens"]
         if prompts:
-            rows, (servers, ends_ns) = [*prompts], np.array([*prompts.values()]).T
-            table["prefill_server"] = pd.Series(servers, rows).reindex(table.index, fill_value=-1)
-            table["prefill_end_time"] = pd.Series(ends_ns * NS, rows).reindex(table.index)
-        table["parked_time"] = pd.Series(parked_ns, table.index, float).fillna(0.0) * NS
-        return with_latencies(table, recorded)
+            servers = {row: number for row, (number, _) in prompts.items()}
+            table["prefill_server"] = _column(servers, num_rows, -1, np.int64)
+            ends_ns = {row: end_ns for row, (_, end_ns) in prompts.items()}
+            table["prefill_end_time"] = _column(ends_ns, num_rows, np.nan) * NS
+        table["parked_time"] = _column(parked_ns, num_rows, 0.0) * NS
+        return Table(table | latencies(table, recorded))
 
-    def _steps(self) -> pd.DataFrame:
+    def _steps(self) -> Table:
         """A row per step, by the time when it began, of several that began together in the order of the servers."""
         tables = [server.steps() for server in self.servers]
         starts = [columns["start_time"] for columns in tables]
@@ -113,11 +133,23 @@ class Record:
         steps = {"step": np.arange(len(order)), "server": _in_order(servers, order)}
         for name in [*tables[0]]:  # no more than one column is there twice
             steps[name] = _in_order([columns.pop(name) for columns in tables], order)
-        return pd.DataFrame(steps, copy=False)
+        return Table(steps)
 
     def _spans(self, request_ids: np.ndarray) -> pd.DataFrame | None:
         tables = [table for server in self.servers if (table := server.span_table(request_ids)) is not None]
-        return pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0] if tables else None
+        if len(tables) < 2:
+            return tables[0] if tables else None
+        import pandas as pd  # imported late, as a run without spans does without it
+
+        return pd.concat(tables, ignore_index=True)
+
+
+def _column(known: Mapping[int, Any], num_rows: int, otherwise: float, dtype: type = np.float64) -> np.ndarray:
+    """A column of what is known of some rows, and of `otherwise` for the others."""
+    values: np.ndarray = np.full(num_rows, otherwise, dtype)
+    if known:
+        values[[*known]] = [*known.values()]
+    return values
 
 
 def _in_order(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:

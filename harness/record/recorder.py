@@ -10,41 +10,28 @@ from __future__ import annotations
 from array import array
 from collections import abc
 from collections.abc import Mapping
-from itertools import chain
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.shared_store import STORE
-from engine.core.kv.tier import DISK, HOST
-from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
-from engine.core.sequence import Request, Sequence
-from harness.record.request_times import UNSET, token_gaps
+from engine.core.plan import PlanStart, StepOutcome, StepPlan
+from engine.core.sequence import Request
+from harness.record.plan_log import PLAN_COLUMNS, PlanLog
+from harness.record.request_row import REQUEST_COLUMNS, request_row
+from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
-from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns
+from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns, table_of
 from harness.record.transfer_log import TransferLog
 from harness.results.tables import Gaps
+from simulator.table import Table
 
 if TYPE_CHECKING:  # the real engine brings torch
+    import pandas as pd
+
     from engine.api.step_report import StepReport
     from harness.record.issued import Issued
 
-_PLAN_COLUMNS = (
-    "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
-    "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
-    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_padding_tokens", "lane",
-    "num_fresh",
-)  # fmt: skip
-REQUEST_COLUMNS = (
-    "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
-    "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
-    "num_host_cached_tokens", "num_disk_cached_tokens", "num_store_cached_tokens",
-)  # fmt: skip
-_PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
-_PACK_REQUEST = Struct(f"{len(REQUEST_COLUMNS)}q").pack
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
@@ -59,13 +46,9 @@ class Recorder:
         self._reserves = reserves
         self._last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)  # its start and what it took
         self.num_done = 0
-        self._num_plans = 0
-        self._plans = array("q")
-        self._durations = array("q")
-        self._growth = array("q")
+        self._log = PlanLog()
         self._transfers = TransferLog()
         self._requests = array("q")
-        self._single_gaps = array("q")
         self._drafts = array("q")
         self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
         self.errors: dict[int, str] = {}  # why requests were refused, by row
@@ -105,50 +88,24 @@ class Recorder:
         start: PlanStart | None = None,
     ) -> None:
         """A plan ran; `start` is what was known when it began, by default what is known now."""
-        if isinstance(durations_ns, int):
-            first = durations_ns
-            self._durations.append(durations_ns)
-        else:
-            first = durations_ns.item(0)
-            self._durations.frombytes(durations_ns.tobytes())
-            number = self._num_plans
-            later = [(number, ahead, len(blocks)) for ahead, _, blocks in plan.growth if ahead]
-            self._growth.extend(chain.from_iterable(later))
-        first_end = start_ns + first
-        work, prefills = plan.work, plan.prefills
-        admitted, cached, last_token_times = start or plan_start(plan)
-        for time in last_token_times:
-            self._single_gaps.append(first_end - time)  # type: ignore[operator]
+        first_end = self._log.add(plan, start_ns, durations_ns, start)
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
         if self._spans is not None:
             self._spans.add(plan, start_ns, first_end)
-        prefill_tokens = 0
-        for _, _, num_tokens, _ in prefills:
-            prefill_tokens += num_tokens
-        if work.tokens_per_decode > 1:
-            self._contexts = work.contexts(plan.num_steps)
-        self._plans.frombytes(
-            _PACK_PLAN(
-                start_ns, plan.num_steps, len(prefills), plan.num_decodes - plan.num_padding_seqs, prefill_tokens,
-                work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
-                plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
-                plan.num_reserved_slots, plan.num_external_slots, plan.num_padding_tokens, plan.lane,
-                len(last_token_times),
-            )
-        )  # fmt: skip
-        self._num_plans += 1
+        if plan.work.tokens_per_decode > 1:
+            self._contexts = plan.work.contexts(plan.num_steps)
         self._last_step = start_ns, durations_ns
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
         """The plan that is recorded next waits so long for its transfers."""
-        self._transfers.add(self._num_plans, plan, wait_ns)
+        self._transfers.add(self._log.num_plans, plan, wait_ns)
 
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
-            self._single_gaps.extend(outcome.resumed_gaps)
+            self._log.single_gaps.extend(outcome.resumed_gaps)
         if outcome.drafts is not None and self._contexts is not None:
-            end = len(self._durations)
+            end = len(self._log.durations)
             steps = np.arange(end - len(self._contexts), end)
             self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
         if self._spans is not None:
@@ -179,16 +136,10 @@ class Recorder:
         self.on_commit(report.outcome)
 
     def _add_request(self, request: Request, status: int) -> None:
-        finish, sequences = request.finish_time, request.sequences
         if self._spans is not None:
-            self._spans.close(request, request.arrival_time if STATUSES[status] == "rejected" else finish)
-        counts = _counts(sequences[0])
-        if len(sequences) > 1:
-            counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
-        times: tuple[int | None, ...] = request.first_scheduled_time, request.first_token_time, finish
-        if None in times:
-            times = tuple(UNSET if time is None else time for time in times)
-        self._requests.frombytes(_PACK_REQUEST(request.request_id, status, request.arrival_time, *times, *counts))
+            is_rejected = STATUSES[status] == "rejected"
+            self._spans.close(request, request.arrival_time if is_rejected else request.finish_time)
+        self._requests.frombytes(request_row(request, status))
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
@@ -197,6 +148,10 @@ class Recorder:
         self._drop_half_recorded()
         for request in unfinished:
             self._add_request(request, STATUSES.index("unfinished"))
+
+    def forget(self) -> None:
+        """Let go of plans and requests."""
+        self._log, self._requests = PlanLog(), array("q")
 
     def request_rows(self) -> NDArray[np.int64]:
         """A row per request that was seen, with `REQUEST_COLUMNS`: int64[n, columns]."""
@@ -208,46 +163,32 @@ class Recorder:
         return self._transfers.parked_ns
 
     def gaps(self) -> Gaps:
-        return token_gaps(self._plan_table(), self._step_durations(), self._single_gaps)
+        return token_gaps(self._plan_table(), self._step_durations(), self._log.single_gaps)
 
     def steps(self) -> dict[str, Any]:
         """The columns of the table of steps."""
         return step_columns(
-            self._plan_table(), self._step_durations(), matrix(self._growth, 3), matrix(self._drafts, 4),
+            self._plan_table(), self._step_durations(), matrix(self._log.growth, 3), matrix(self._drafts, 4),
             matrix(self._times, len(TIME_COLUMNS)), self._transfers, reserves=self._reserves,
         )  # fmt: skip
 
     def span_table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame | None:
         return None if self._spans is None else self._spans.table(request_ids)
 
-    def _plan_table(self) -> pd.DataFrame:
-        return pd.DataFrame(matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
+    def _plan_table(self) -> Table:
+        return table_of(matrix(self._log.plans, len(PLAN_COLUMNS)), PLAN_COLUMNS)
 
     def _step_durations(self) -> NDArray[np.int64]:
-        return np.frombuffer(self._durations, dtype=np.int64)
+        return np.frombuffer(self._log.durations, dtype=np.int64)
 
     def _drop_half_recorded(self) -> None:
         """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
-        num_plans, width = len(self._plans) // len(_PLAN_COLUMNS), len(TIME_COLUMNS)
+        num_plans, width = len(self._log.plans) // len(PLAN_COLUMNS), len(TIME_COLUMNS)
         if self._times:
             num_plans = min(num_plans, len(self._times) // width)
-        del self._plans[num_plans * len(_PLAN_COLUMNS) :]
+        self._log.keep(num_plans)
         del self._times[num_plans * width :]
-        del self._durations[sum(self._plans[_PLAN_COLUMNS.index("num_steps") :: len(_PLAN_COLUMNS)]) :]
-        del self._growth[len(self._growth) // 3 * 3 :]
-        while self._growth and self._growth[-3] >= num_plans:
-            del self._growth[-3:]
         self._transfers.drop_from(num_plans)
         del self._drafts[len(self._drafts) // 4 * 4 :]
-        while self._drafts and self._drafts[-4] >= len(self._durations):
+        while self._drafts and self._drafts[-4] >= len(self._log.durations):
             del self._drafts[-4:]
-
-
-def _counts(sequence: Sequence) -> tuple[int, ...]:
-    """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
-    hits = sequence.cached_by_tier
-    host, disk, store = (hits.get(HOST, 0), hits.get(DISK, 0), hits.get(STORE, 0)) if hits else (0, 0, 0)
-    return (
-        sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
-        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk, store,
-    )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from harness.results.tables import Gaps
+from simulator.table import Table
 
 UNSET = -1  # a time that was never reached
 NS = 1e-9
@@ -19,8 +21,9 @@ def seconds(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(times_ns == UNSET, np.nan, times_ns * NS)
 
 
-def with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
-    """Add TTFT, TPOT, E2EL and queue time in s; differences are taken in whole ns."""
+def latencies(table: Mapping[str, NDArray[Any]], recorded: Table) -> dict[str, NDArray[np.float64]]:
+    """TTFT, TPOT, E2EL and queue time in s of requests with the columns of `table`; differences are taken in whole
+    ns."""
     times = {
         name: recorded[f"{name}_ns"].to_numpy() for name in ("arrival", "first_scheduled", "first_token", "finish")
     }
@@ -29,15 +32,16 @@ def with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
         reached = (times[start] != UNSET) & (times[end] != UNSET)
         return np.where(reached, (times[end] - times[start]) * NS, np.nan)
 
-    more = table["num_output_tokens"].to_numpy() / table["num_sequences"].to_numpy() - 1
-    table["ttft"] = between("arrival", "first_token")
-    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.where(more > 0, more, 1), np.nan)
-    table["e2el"] = between("arrival", "finish")
-    table["queue_time"] = between("arrival", "first_scheduled")
-    return table
+    more = table["num_output_tokens"] / table["num_sequences"] - 1
+    return {
+        "ttft": between("arrival", "first_token"),
+        "tpot": np.where(more > 0, between("first_token", "finish") / np.where(more > 0, more, 1), np.nan),
+        "e2el": between("arrival", "finish"),
+        "queue_time": between("arrival", "first_scheduled"),
+    }
 
 
-def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: array[int]) -> Gaps:
+def token_gaps(plans: Table, durations: NDArray[np.int64], single_gaps: array[int]) -> Gaps:
     """All gaps between tokens: those of single sequences, and for each decode step one for the rest of its lane.
 
     Tokens that a step brings together have no gap between them.
@@ -52,7 +56,7 @@ def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: a
     return Gaps(np.concatenate([single, values]) * NS, np.concatenate([np.ones(len(single), np.int64), weights]))
 
 
-def _shared_gaps(plans: pd.DataFrame, durations: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _shared_gaps(plans: Table, durations: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Gaps in ns, and how many sequences had each, of plans that follow one another."""
     all_starts, all_steps, all_decodes = (
         plans[name].to_numpy() for name in ("start_ns", "num_steps", "num_decode_seqs")

@@ -10,14 +10,17 @@ swapped             it gave way, and its KV is on the host
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from harness.record.request_times import UNSET, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STATES = ("waiting", "parked", "prefill", "decode", "preempted", "swapped")
 WAITING, PARKED, PREFILL, DECODE, PREEMPTED, SWAPPED = range(len(STATES))
@@ -78,6 +81,8 @@ class SpanLog:
 
     def table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame:
         """request_id, sequence (its number in the request), state, start and end in s, NaN where it did not end."""
+        import pandas as pd  # imported late, as a run without spans does without it
+
         width = len(_COLUMNS)
         rows = np.frombuffer(self._rows, dtype=np.int64)
         rows = rows[: len(rows) // width * width].reshape(-1, width)  # an exception can cut the last one short

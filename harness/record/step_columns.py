@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from harness.record.request_times import NS
 from harness.record.transfer_log import TransferLog
+from simulator.table import Table
 
 TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
 
@@ -20,8 +21,13 @@ def matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:
     return np.frombuffer(buffer, dtype=np.int64).reshape(-1, num_columns)
 
 
+def table_of(rows: NDArray[np.int64], columns: Sequence[str]) -> Table:
+    """The columns of a matrix, without a copy."""
+    return Table(dict(zip(columns, rows.T, strict=True)))
+
+
 def step_columns(
-    plans: pd.DataFrame,
+    plans: Table,
     durations: NDArray[np.int64],
     growth: NDArray[np.int64],
     drafts: NDArray[np.int64],

@@ -6,27 +6,26 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from harness.results.tables import Floats
+from harness.results.tables import Floats, Rows
 
 
-def floats(table: pd.DataFrame, name: str) -> Floats:
+def floats(table: Rows, name: str) -> Floats:
     return table[name].to_numpy(dtype=np.float64)
 
 
-def rows_where(chosen: npt.NDArray[np.bool_], table: pd.DataFrame) -> pd.DataFrame:
+def rows_where(chosen: npt.NDArray[np.bool_], table: Rows) -> Rows:
     """The chosen rows; the table itself where that are all, which saves a copy of it."""
     return table if chosen.all() else table[chosen]
 
 
-def total(table: pd.DataFrame, name: str) -> int:
+def total(table: Rows, name: str) -> int:
     return int(table[name].to_numpy(dtype=np.int64).sum())
 
 
-def known_total(table: pd.DataFrame, name: str) -> float:
+def known_total(table: Rows, name: str) -> float:
     """The sum of a column of counts; NaN where one is not known."""
-    return math.nan if table[name].isna().any() else total(table, name)
+    return math.nan if np.isnan(floats(table, name)).any() else total(table, name)
 
 
 def ratio(part: float, whole: float) -> float:

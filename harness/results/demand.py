@@ -24,25 +24,24 @@ from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
 from harness.results.servers import overlap_free
-from harness.results.tables import Floats, RunResult
+from harness.results.tables import Floats, Rows, RunResult
 from harness.workload.expectation import length_means
 
 _POOL_USE = 0.95  # share of a scarce pool that can be used: the rest is too small for the next request
 _SURE = 0.5  # share of the arrival window with requests waiting from which on full steps are known from it alone
 
 
-def offered_load(result: RunResult, requests: pd.DataFrame, rate: float, prefill_share: float = 1.0) -> float:
+def offered_load(result: RunResult, requests: Rows, rate: float, prefill_share: float = 1.0) -> float:
     """The offered load as a share of capacity, at `rate` requests/s; NaN for a run without steps or requests.
 
     requests: those that count. The run's `meta` may have the configuration, and mean lengths of the distributions that
     the requests were drawn from (`expected_lengths`). prefill_share: prompt tokens that the requests of a long run have
     to compute, as a share of those of this one, whose first requests meet colder caches.
     """
-    steps = result.steps
+    steps = result.step_rows
     arrival = floats(requests, "arrival_time")
     inside = floats(steps, "start_time") < nan_max(arrival)
     if not inside.any() or not len(requests) or result.are_steps_sampled:
@@ -61,9 +60,9 @@ def offered_load(result: RunResult, requests: pd.DataFrame, rate: float, prefill
     # the steps most like full ones: the model's error there is the error of the load
     alike = full if share > 0.1 else inside & (decodes >= np.quantile(decodes[inside], 0.8))
     correction = ratio(durations[alike].sum(), (counts[alike] @ times).sum())
-    of_request = counts.sum(axis=0) / len(result.requests) * factors
+    of_request = counts.sum(axis=0) / len(result.request_rows) * factors
     of_request[_PREFILL] *= prefill_share
-    of_request[0] = of_request[_DECODES] / most + prefill_share * (decodes == 0).sum() / len(result.requests)
+    of_request[0] = of_request[_DECODES] / most + prefill_share * (decodes == 0).sum() / len(result.request_rows)
     return float(rate / result.num_tracks * correction * (of_request @ times))
 
 
@@ -71,14 +70,15 @@ _COUNTS = ("num_prefill_tokens", "num_decode_seqs", "num_context_tokens")
 _PREFILL, _DECODES, _CONTEXTS = 1, 2, 3  # columns of the counts
 
 
-def _busy_time(steps: pd.DataFrame) -> Floats:
+def _busy_time(steps: Rows) -> Floats:
     """Duration of each step, and on a real clock the host's time until the next one if the engine went right on."""
-    busy = pd.DataFrame({"busy": np.zeros(len(steps))}, steps.index)
-    for table in overlap_free(steps):
-        starts, durations = floats(table, "start_time"), floats(table, "duration")
+    busy = np.zeros(len(steps))
+    all_starts, all_durations = floats(steps, "start_time"), floats(steps, "duration")
+    for rows in overlap_free(steps):
+        starts, durations = all_starts[rows], all_durations[rows]
         pause = np.append(starts[1:], math.inf) - (starts + durations)
-        busy.loc[table.index, "busy"] = durations + np.where((pause > 0) & (pause < durations / 2), pause, 0.0)
-    return floats(busy, "busy")
+        busy[rows] = durations + np.where((pause > 0) & (pause < durations / 2), pause, 0.0)
+    return busy
 
 
 def _fit(counts: Floats, durations: Floats) -> Floats:
@@ -100,7 +100,7 @@ def _fit(counts: Floats, durations: Floats) -> Floats:
 def _most_decodes(result: RunResult, durations: Floats, factors: Floats) -> tuple[float, float]:
     """Sequences that seats and KV pool can hold, and the factor by which those of the run are too short for that: 1
     where seats are the limit."""
-    steps = result.steps
+    steps = result.step_rows
     lanes = result.num_lanes  # share the seats and the pool
     running, used = floats(steps, "num_running"), floats(steps, "num_used_blocks")
     # blocks of a running sequence grow with its context
@@ -118,7 +118,7 @@ def _of_distribution(result: RunResult) -> Floats:
     expected: Mapping[str, float] | None = result.meta.get("expected_lengths")
     if not expected:
         return np.ones(len(_COUNTS) + 1)
-    requests = result.requests
+    requests = result.request_rows
     output = requests["num_requested_tokens"].to_numpy() // requests["num_sequences"].to_numpy()
     means = length_means(requests["num_prompt_tokens"].to_numpy(), output, expected["limit"])
     return np.array([1.0, *(ratio(expected[name], mean) if mean else 1.0 for name, mean in means.items())])

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats, nan_max, ratio, total
 from harness.results.servers import Timeline
-from harness.results.tables import Ints, RunResult, slot_uses
+from harness.results.tables import Ints, Rows, RunResult, slot_uses
 from harness.results.waiting import mean_waiting
 
 # What readings of a server's metrics say.
@@ -22,7 +21,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     metrics = _of_steps(result, start_s, duration_s)
     if not result.are_steps_sampled:
         return metrics
-    steps = result.steps
+    steps = result.step_rows
     known = {name: metrics[name] for name in _SAMPLED if len(steps)}
     if len(steps):
         waiting = Timeline(steps).levels(steps["num_waiting"].to_numpy())
@@ -40,7 +39,7 @@ def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str,
     duration_s may be NaN (nothing finished): the span then ends with the last step. Shares of the KV cache are NaN
     where the size of the pool is not known.
     """
-    steps = result.steps
+    steps = result.step_rows
     starts, durations = floats(steps, "start_time"), floats(steps, "duration")
     end = start_s + duration_s
     if math.isnan(end):
@@ -85,7 +84,7 @@ def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str,
     }
 
 
-def _transfers(steps: pd.DataFrame, block_bytes: float) -> dict[str, float]:
+def _transfers(steps: Rows, block_bytes: float) -> dict[str, float]:
     """What these steps copied between device, host and disk; what comes from the disk does so by way of the host."""
     columns = {
         "to_host": "num_blocks_out",

@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
 from harness.results.servers import levels, step_integral
-from harness.results.tables import RunResult
+from harness.results.tables import Rows, RunResult
 
 ALIKE = 0.02  # share by which throughputs differ at most where all keep up with the same arrivals
 
@@ -42,39 +41,39 @@ class Load:
     drain_s: float
 
 
-def load_of(result: RunResult, requests: pd.DataFrame) -> Load:
+def load_of(result: RunResult, requests: Rows) -> Load:
     """The load of the `requests` that count, among all of the run. Undefined values are NaN: rates of an arrival
     window of no length, such as that of requests that all arrive at once."""
     arrival = floats(requests, "arrival_time")
     start, end = nan_min(arrival), nan_max(arrival)
     window = end - start
-    finish = floats(result.requests, "finish_time")
+    finish = floats(result.request_rows, "finish_time")
     num_served = int(((finish > start) & (finish <= end)).sum())
-    drain = nan_max(finish) - nan_max(floats(result.requests, "arrival_time"))
+    drain = nan_max(finish) - nan_max(floats(result.request_rows, "arrival_time"))
     return Load(
         offered_rate=ratio(int((~np.isnan(arrival)).sum()) - 1, window),
         served_rate=ratio(num_served, window),
         window_output_throughput=ratio(_output_tokens(result, start, end), window),
-        queue_growth=_growth(result.steps, start, end),
+        queue_growth=_growth(result.step_rows, start, end),
         arrival_window_s=window,
-        ramp_up_s=_ramp_up(result.steps, start, end),
+        ramp_up_s=_ramp_up(result.step_rows, start, end),
         drain_s=max(drain, 0.0),
     )
 
 
 def _output_tokens(result: RunResult, start: float, end: float) -> float:
     """Output tokens between two times: the first token of each sequence, and those of decode steps."""
-    first = floats(result.requests, "first_token_time")
+    first = floats(result.request_rows, "first_token_time")
     if result.are_steps_sampled:
-        return _evenly(result.requests, start, end)
-    num_first = int(result.requests["num_sequences"].to_numpy()[(first > start) & (first <= end)].sum())
-    steps = result.steps
+        return _evenly(result.request_rows, start, end)
+    num_first = int(result.request_rows["num_sequences"].to_numpy()[(first > start) & (first <= end)].sum())
+    steps = result.step_rows
     tokens = steps["num_decode_seqs"].to_numpy() + steps["num_accepted_tokens"].to_numpy()
     done = step_integral(steps, tokens, [start, end])
     return num_first + float(done[1] - done[0])
 
 
-def _evenly(requests: pd.DataFrame, start: float, end: float) -> float:
+def _evenly(requests: Rows, start: float, end: float) -> float:
     """Output tokens between two times, those of a request spread evenly from its first to its last."""
     first, last = floats(requests, "first_token_time"), floats(requests, "finish_time")
     inside = np.clip(last, start, end) - np.clip(first, start, end)
@@ -82,7 +81,7 @@ def _evenly(requests: pd.DataFrame, start: float, end: float) -> float:
     return float(np.nansum(shares * requests["num_output_tokens"].to_numpy()))
 
 
-def _growth(steps: pd.DataFrame, start: float, end: float) -> float:
+def _growth(steps: Rows, start: float, end: float) -> float:
     """Slope of the least-squares line through the number waiting between two times; idle time counts as 0."""
     waiting = levels(steps, steps["num_waiting"].to_numpy())
     begins, ends = waiting.begins.clip(start, end), waiting.ends.clip(start, end)
@@ -95,7 +94,7 @@ def _growth(steps: pd.DataFrame, start: float, end: float) -> float:
     return float(moments.sum()) * 12 / window**3
 
 
-def _ramp_up(steps: pd.DataFrame, start: float, end: float) -> float:
+def _ramp_up(steps: Rows, start: float, end: float) -> float:
     """Seconds until as many requests run as in the median over the time between `start` and `end`."""
     level = levels(steps, steps["num_running"].to_numpy())
     begins, running = level.begins.clip(start, end), level.values

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from harness.config import MetricsConfig
 from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, rows_where, total
@@ -29,7 +28,7 @@ from harness.results.sessions import session_metrics
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.staffing import staffing_metrics
 from harness.results.statistics.latencies import latencies
-from harness.results.tables import Floats, RunResult
+from harness.results.tables import Floats, Rows, RunResult
 from harness.results.unserved import notes_on, num_cut
 from harness.results.verdict import judge
 
@@ -59,13 +58,13 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     note says so when the window cuts anything.
     """
     assert isinstance(result.meta.get("simulated"), bool), "a result must say whether it was simulated"
-    arrival = floats(result.requests, "arrival_time")
+    arrival = floats(result.request_rows, "arrival_time")
     window = window_of(arrival, config)
-    requests = rows_where(window.contains(arrival), result.requests)
+    requests = rows_where(window.contains(arrival), result.request_rows)
     finished = rows_where((requests["status"] == "finished").to_numpy(), requests)
     start = nan_min(floats(requests, "arrival_time"))
     duration = nan_max(floats(finished, "finish_time")) - start
-    excluded = len(result.requests) - len(requests)
+    excluded = len(result.request_rows) - len(requests)
     percentiles = config.percentiles
     if limits_ms(config.slo):
         percentiles = tuple(dict.fromkeys((*percentiles, config.slo.percentile)))
@@ -95,7 +94,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
     notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
-    if excluded == len(result.requests):
+    if excluded == len(result.request_rows):
         notes.insert(0, left_out_text(config))
     elif excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")
@@ -137,15 +136,14 @@ def left_out_text(config: MetricsConfig) -> str:
     )
 
 
-def _throughput(requests: pd.DataFrame, finished: pd.DataFrame, duration: float) -> dict[str, Any]:
-    status = requests["status"].astype(str).value_counts()
+def _throughput(requests: Rows, finished: Rows, duration: float) -> dict[str, Any]:
     inputs, outputs = total(finished, "num_prompt_tokens"), total(finished, "num_output_tokens")
     return {
         "num_prompts": len(requests),
         "duration": duration,
         "completed": len(finished),
         "failed": len(requests) - len(finished),
-        **{name: int(status.get(name, 0)) for name in ("rejected", "aborted", "unfinished")},
+        **{name: _num_of(requests, name) for name in ("rejected", "aborted", "unfinished")},
         "truncated": num_cut(finished),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
@@ -153,6 +151,10 @@ def _throughput(requests: pd.DataFrame, finished: pd.DataFrame, duration: float)
         "output_throughput": ratio(outputs, duration),
         "total_token_throughput": ratio(inputs + outputs, duration),
     }
+
+
+def _num_of(requests: Rows, status: str) -> int:
+    return int((requests["status"] == status).to_numpy().sum())
 
 
 def _per_gpu_and_user(metrics: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
@@ -164,8 +166,9 @@ def _per_gpu_and_user(metrics: Mapping[str, Any], num_gpus: int) -> dict[str, An
     }
 
 
-def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
-    admitted = requests[requests["first_scheduled_time"].notna().to_numpy() | requests["num_preemptions"].isna()]
+def _cache_and_preemptions(requests: Rows) -> dict[str, Any]:
+    is_known, is_told = (~np.isnan(floats(requests, name)) for name in ("first_scheduled_time", "num_preemptions"))
+    admitted = requests[is_known | ~is_told]
     prompt = total(admitted, "num_prompt_tokens")
 
     def hit_rate(name: str) -> float:
@@ -185,7 +188,7 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _handed_over(result: RunResult, requests: pd.DataFrame) -> dict[str, Any]:
+def _handed_over(result: RunResult, requests: Rows) -> dict[str, Any]:
     """Of requests whose prompt another server computed: how many, and mean times in ms: of the prompt, from its end to
     the first token, and of these how long the KV took to come."""
     apart = requests[(requests["prefill_server"] >= 0).to_numpy()]
@@ -198,11 +201,12 @@ def _handed_over(result: RunResult, requests: pd.DataFrame) -> dict[str, Any]:
     return {"handed_over": len(apart), **{f"mean_{name}_ms": 1e3 * float(s.mean()) for name, s in times.items()}}
 
 
-def _server_of(requests: pd.DataFrame, role: str) -> pd.Series:
+def _server_of(requests: Rows, role: str) -> npt.NDArray[np.int64]:
     """The server of each request that has this role, -1 without one; no request may have got as far as a second one."""
     if role == "prefill" and "prefill_server" not in requests:
-        return pd.Series(-1, requests.index)
-    return requests["prefill_server" if role == "prefill" else "server"]
+        return np.full(len(requests), -1)
+    servers: npt.NDArray[np.int64] = requests["prefill_server" if role == "prefill" else "server"].to_numpy()
+    return servers
 
 
 _OF_A_SERVER = (
@@ -211,14 +215,14 @@ _OF_A_SERVER = (
 )  # fmt: skip
 
 
-def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duration: float) -> list[dict[str, Any]]:
+def _of_servers(result: RunResult, requests: Rows, start: float, duration: float) -> list[dict[str, Any]]:
     """Of each server its share of the `requests` that count, and the metrics that it would have alone.
 
     The requests of a server that computes prompts are those of the prompts. Servers that never had anything to do are
     alike, and there may be hundreds.
     """
     found: list[dict[str, Any]] = []
-    busy, idle = set(result.steps["server"].tolist()), dict[str, dict[str, Any]]()
+    busy, idle = set(result.step_rows["server"].tolist()), dict[str, dict[str, Any]]()
     roles = {number: pool["role"] for pool in result.pools for number in pool["servers"]}
     for number in range(result.num_servers):
         role = roles.get(number, "serve")
@@ -245,7 +249,7 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
     return found
 
 
-def _replay_lag(requests: pd.DataFrame) -> dict[str, float]:
+def _replay_lag(requests: Rows) -> dict[str, float]:
     """How late requests were issued; empty for a simulation, which issues them on time."""
     lag_ms = floats(requests, "replay_lag") * 1e3
     lag_ms = lag_ms[~np.isnan(lag_ms)]

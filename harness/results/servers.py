@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from harness.results.columns import floats, ratio
-from harness.results.tables import Floats
+from harness.results.tables import Floats, Rows
 
 
 class Levels(NamedTuple):
@@ -43,7 +42,7 @@ class Levels(NamedTuple):
 class Timeline:
     """When the fleet changes, for the levels of several quantities of the same steps."""
 
-    def __init__(self, steps: pd.DataFrame) -> None:
+    def __init__(self, steps: Rows) -> None:
         self._begins, self._durations = floats(steps, "start_time"), floats(steps, "duration")
         self._is_alone = len(_groups(steps, "server", "lane")) == 1
         if self._is_alone:
@@ -67,18 +66,17 @@ class Timeline:
         return Levels(self._times[:-1], np.diff(self._times), total[:-1])
 
 
-def levels(steps: pd.DataFrame, values: npt.NDArray[Any]) -> Levels:
+def levels(steps: Rows, values: npt.NDArray[Any]) -> Levels:
     """`Timeline.levels` of a single quantity."""
     return Timeline(steps).levels(values)
 
 
-def overlap_free(steps: pd.DataFrame) -> list[pd.DataFrame]:
-    """The steps, divided so that those of each table follow one another, in time order."""
-    groups = _groups(steps, "server", "lane")
-    return [steps] if len(groups) == 1 else [steps.iloc[rows] for _, rows in groups]
+def overlap_free(steps: Rows) -> list[npt.NDArray[np.intp]]:
+    """The rows of the steps, divided so that the steps of each part follow one another, in time order."""
+    return [rows for _, rows in _groups(steps, "server", "lane")]
 
 
-def step_integral(steps: pd.DataFrame, amount: npt.NDArray[Any], at_s: npt.ArrayLike) -> Floats:
+def step_integral(steps: Rows, amount: npt.NDArray[Any], at_s: npt.ArrayLike) -> Floats:
     """Sum of `amount` over all steps up to each time in `at_s`, a step's amount spread evenly over its duration.
 
     amount: [num_steps], in the order of the table. Returns float64 of the shape of `at_s`. The difference between two
@@ -95,18 +93,22 @@ def step_integral(steps: pd.DataFrame, amount: npt.NDArray[Any], at_s: npt.Array
     return np.asarray(np.sum(parts, axis=0))
 
 
-def by_server(steps: pd.DataFrame) -> list[tuple[Any, npt.NDArray[np.intp]]]:
+def by_server(steps: Rows) -> list[tuple[Any, npt.NDArray[np.intp]]]:
     """The rows of each server, with its number."""
     return _groups(steps, "server")
 
 
-def _groups(steps: pd.DataFrame, *columns: str) -> list[tuple[Any, npt.NDArray[np.intp]]]:
+def _groups(steps: Rows, *columns: str) -> list[tuple[Any, npt.NDArray[np.intp]]]:
     """The rows of each server, or of each lane of each; of results without these columns, all rows."""
     varying = [name for name in columns if name in steps and len(steps) and steps[name].min() < steps[name].max()]
     if not varying:
         return [(0, np.arange(len(steps)))]
-    indices: dict[Any, Any] = dict(steps.groupby(varying).indices)
-    return sorted(indices.items())
+    values = np.stack([steps[name].to_numpy() for name in varying])
+    order = np.lexsort(values[::-1])
+    begins = np.flatnonzero(np.diff(values[:, order], axis=1).any(axis=0)) + 1
+    groups = np.split(order, begins)
+    keys = [tuple(values[:, rows[0]].tolist()) for rows in groups]
+    return [(key if len(varying) > 1 else key[0], rows) for key, rows in zip(keys, groups, strict=True)]
 
 
 class _Changes(NamedTuple):

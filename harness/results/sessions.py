@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats
 from harness.results.statistics.latencies import percentile_name
+from harness.results.tables import Rows
+from simulator.table import frame_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def session_table(requests: pd.DataFrame) -> pd.DataFrame | None:
+def session_table(requests: Rows) -> pd.DataFrame | None:
     """A row per session of the requests table, by its id; None where no session has several requests.
 
     Columns: session_id, num_requests, num_finished; start_time, finish_time and duration from the first arrival to the
     last answer (s, NaN unless all are finished); num_prompt_tokens, num_output_tokens and num_cached_tokens of those
     that are finished; hit_rate; mean_ttft (s).
     """
-    if "session_id" not in requests or not requests["session_id"].duplicated().any():
+    if "session_id" not in requests or len(np.unique(requests["session_id"].to_numpy())) == len(requests):
         return None
+    requests = frame_of(requests)
     finished = (requests["status"] == "finished").to_numpy()
     counts = ["num_prompt_tokens", "num_output_tokens", "num_cached_tokens"]
     own = requests[["session_id", "arrival_time", "finish_time", "ttft", *counts]].assign(num_finished=finished)
@@ -39,7 +44,7 @@ def session_table(requests: pd.DataFrame) -> pd.DataFrame | None:
     return table.reset_index()
 
 
-def session_metrics(requests: pd.DataFrame, percentiles: Sequence[float]) -> dict[str, Any]:
+def session_metrics(requests: Rows, percentiles: Sequence[float]) -> dict[str, Any]:
     """Statistics of the sessions that were served whole, and a row for each turn; nothing without sessions."""
     table = session_table(requests)
     if table is None:
@@ -60,7 +65,7 @@ def session_metrics(requests: pd.DataFrame, percentiles: Sequence[float]) -> dic
     }
 
 
-def _turns(requests: pd.DataFrame, percentiles: Sequence[float]) -> list[dict[str, Any]]:
+def _turns(requests: Rows, percentiles: Sequence[float]) -> list[dict[str, Any]]:
     """Of the turns 1, 2, 3 to 4, 5 to 8 and so on, the finished requests: how many, latencies in ms, cache hits."""
     finished = requests[(requests["status"] == "finished").to_numpy()]
     turn = finished["turn"].to_numpy(dtype=np.int64)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from harness.config import SloConfig
 from harness.results.columns import floats, ratio
+from harness.results.tables import Rows
 from harness.results.unserved import served
 
 LIMITED = ("ttft", "tpot", "e2el")
@@ -27,7 +27,7 @@ def limits_ms(slo: SloConfig) -> dict[str, float]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def goodput(requests: pd.DataFrame, duration: float, slo: SloConfig) -> dict[str, Any]:
+def goodput(requests: Rows, duration: float, slo: SloConfig) -> dict[str, Any]:
     """Requests that are served in full and meet every limit: per second, and as a share of all; None without limits."""
     given = limits_ms(slo)
     if not given:
@@ -36,7 +36,7 @@ def goodput(requests: pd.DataFrame, duration: float, slo: SloConfig) -> dict[str
     return {"request_goodput": ratio(met, duration), "goodput_share": ratio(met, len(requests))}
 
 
-def verdict_on_slo(requests: pd.DataFrame, slo: SloConfig, *, overloaded: bool, complete: bool) -> dict[str, Any]:
+def verdict_on_slo(requests: Rows, slo: SloConfig, *, overloaded: bool, complete: bool) -> dict[str, Any]:
     """The limits, which share of the requests is within each, and whether the run meets them.
 
     `slo_met` is None without limits, without requests, and for a run that ended early. Requests that are not served in
@@ -54,14 +54,14 @@ def verdict_on_slo(requests: pd.DataFrame, slo: SloConfig, *, overloaded: bool, 
     return {**limits, "slo_percentile": slo.percentile, "slo_met": met}
 
 
-def beyond_limits(requests: pd.DataFrame, slo: SloConfig) -> dict[str, npt.NDArray[np.bool_]]:
+def beyond_limits(requests: Rows, slo: SloConfig) -> dict[str, npt.NDArray[np.bool_]]:
     """Which requests are beyond each limit given: those that are slower, and those that are not served in full. An
     undefined TPOT, of a request with one token, is within."""
     unserved = ~served(requests)
     return {name: unserved | (floats(requests, name) * 1e3 > limit) for name, limit in limits_ms(slo).items()}
 
 
-def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:
+def _percentile(requests: Rows, name: str, percentile: float) -> float:
     """In ms, over those that have the latency and those that are not served in full, which are slower than any."""
     milliseconds = floats(requests, name) * 1e3
     unserved = ~served(requests)

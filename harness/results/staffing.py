@@ -34,7 +34,7 @@ def staffing_metrics(result: RunResult, start_s: float, duration_s: float) -> Ma
     gpus = (result.meta.get("num_gpus") or 1) / result.num_servers
     gpu_hours = mean_paid * gpus * duration_s / 3600
     price = ((result.meta.get("config") or {}).get("device") or {}).get("price_per_gpu_hour")
-    finished = result.requests[(result.requests["status"] == "finished").to_numpy()]
+    finished = result.request_rows[(result.request_rows["status"] == "finished").to_numpy()]
     tokens = int(finished["num_output_tokens"].sum())
     cost = None if price is None else gpu_hours * price
     return {

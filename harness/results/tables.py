@@ -51,11 +51,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+
+from simulator.table import Table, frame_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Columns of the steps table that say what the scheduler decided; older results have them too.
 DECISIONS = (
@@ -65,6 +70,8 @@ DECISIONS = (
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Rows = Union[Table, "pd.DataFrame"]
+"""What functions take that read columns, by the words that both kinds of tables know."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,17 +126,18 @@ class Gaps:
 class RunResult:
     """What one run leaves behind, whichever engine made it.
 
-    requests: one row per request; times and latencies in s, NaN where a thing never happened; status is finished,
-    rejected, aborted or unfinished. steps: one row per engine step of each server, in time order, times in s; empty of
-    an engine that tells nothing of its steps. num_blocks: size of the KV block pool of a server, None where it is not
-    known. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
-    says why the run ended before all was served, None for a complete one. spans: what each sequence did when, as
-    `harness.record.span_log` has it; only of a run with perfetto=true, and not stored with the tables. itls: the
-    gaps between the tokens of each request, in s, of a run against a server.
+    request_rows: one row per request; times and latencies in s, NaN where a thing never happened; status is
+    finished, rejected, aborted or unfinished. step_rows: one row per engine step of each server, in time order,
+    times in s; empty of an engine that tells nothing of its steps. `requests` and `steps` are the same as
+    DataFrames. num_blocks: size of the KV block pool of a server, None where it is not known. complete: False for a
+    run that ended early. meta: settings, versions, hardware, notes; `ended_early` says why the run ended before all
+    was served, None for a complete one. spans: what each sequence did when, as `harness.record.span_log` has it;
+    only of a run with perfetto=true, and not stored with the tables. itls: the gaps between the tokens of each
+    request, in s, of a run against a server.
     """
 
-    requests: pd.DataFrame
-    steps: pd.DataFrame
+    request_rows: Rows
+    step_rows: Rows
     gaps: Gaps
     num_blocks: int | None
     block_size: int
@@ -137,6 +145,14 @@ class RunResult:
     meta: dict[str, Any]
     spans: pd.DataFrame | None = None
     itls: Sequence[Sequence[float]] | None = None
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        return frame_of(self.request_rows)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        return frame_of(self.step_rows)
 
     @property
     def num_servers(self) -> int:
@@ -182,8 +198,10 @@ class RunResult:
         if pool is not None:
             meta["pipeline_parallel_size"] = pool["pipeline_parallel_size"]
             meta["config"] = {**self.meta.get("config", {}), "max_num_seqs": pool["max_num_seqs"]}
-        steps = self.steps[self.steps["server"].isin(servers)]
-        return replace(self, steps=steps, num_blocks=self.num_blocks if pool is None else pool["num_blocks"], meta=meta)
+        steps = self.step_rows[np.isin(self.step_rows["server"].to_numpy(), servers)]
+        return replace(
+            self, step_rows=steps, num_blocks=self.num_blocks if pool is None else pool["num_blocks"], meta=meta
+        )
 
 
 def slot_uses(result: RunResult) -> dict[str, Ints] | None:
@@ -192,9 +210,10 @@ def slot_uses(result: RunResult) -> dict[str, Ints] | None:
 
     int64[num_steps] each; None for results of an earlier version, which did not record it.
     """
-    if "num_kv_tokens" not in result.steps:
+    steps = result.step_rows
+    if "num_kv_tokens" not in steps:
         return None
     names = {"tokens": "num_kv_tokens", "reserved": "num_reserved_slots", "external": "num_external_slots"}
-    uses = {use: result.steps[column].to_numpy(dtype=np.int64) for use, column in names.items()}
-    held = result.steps["num_used_blocks"].to_numpy(dtype=np.int64) * result.block_size
+    uses = {use: steps[column].to_numpy(dtype=np.int64) for use, column in names.items()}
+    held = steps["num_used_blocks"].to_numpy(dtype=np.int64) * result.block_size
     return {**uses, "internal": held - uses["tokens"] - uses["reserved"]}

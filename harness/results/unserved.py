@@ -14,20 +14,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from harness.results.tables import RunResult
+from harness.results.tables import Rows, RunResult
 
 HEADING = "NOT ALL SERVED"
 _PROMPT = re.compile(r"(?<=a prompt of )\d+(?= tokens)")
 
 
-def served(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def served(requests: Rows) -> npt.NDArray[np.bool_]:
     """bool[n]: which requests finished with all the tokens that were asked for."""
     return (requests["status"] == "finished").to_numpy() & ~_are_short(requests)
 
 
-def num_cut(requests: pd.DataFrame) -> int:
+def num_cut(requests: Rows) -> int:
     """How many requests finished with fewer tokens than were asked for."""
     return int(((requests["status"] == "finished").to_numpy() & _are_short(requests)).sum())
 
@@ -43,10 +42,10 @@ def unserved_text(summary: Mapping[Any, Any]) -> str:
     return ", ".join([f"{number} of {_count(summary.get('num_prompts') or 0)} requests {word}", *parts[1:]])
 
 
-def notes_on(result: RunResult, requests: pd.DataFrame) -> list[str]:
+def notes_on(result: RunResult, requests: Rows) -> list[str]:
     """Why `requests`, those that count, were refused or cut short, and what to set."""
     reasons: dict[str, list[str]] = {}
-    for error in requests.loc[(requests["status"] == "rejected").to_numpy(), "error"]:
+    for error in requests["error"].to_numpy()[(requests["status"] == "rejected").to_numpy()]:
         reasons.setdefault(_PROMPT.sub("…", str(error)), []).append(str(error))
     limit = _limit_text(result)
     found = []
@@ -60,7 +59,7 @@ def notes_on(result: RunResult, requests: pd.DataFrame) -> list[str]:
     return found
 
 
-def _are_short(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def _are_short(requests: Rows) -> npt.NDArray[np.bool_]:
     return requests["num_output_tokens"].to_numpy() < requests["num_requested_tokens"].to_numpy()
 
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats
 from harness.results.demand import offered_load
 from harness.results.servers import levels
 from harness.results.statistics.warming import warming_of
-from harness.results.tables import RunResult
+from harness.results.tables import Rows, RunResult
 
 Verdict = Literal["stable", "overloaded", "unclear", "closed"]
 
@@ -51,7 +50,7 @@ class Judgement:
         return [f"overloaded: about {share} arrives, and a longer run would have a queue that grows without end"]
 
 
-def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
+def judge(result: RunResult, requests: Rows) -> Judgement:
     """The verdict on the arrivals of `requests`, those of the run that count.
 
     stable: the queue of a long run stays bounded. overloaded: it does not. unclear: the load is too near to capacity to
@@ -68,15 +67,15 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
         return Judgement("closed", math.nan, 0)
     window = arrival[-1] - arrival[0]
     rate = _configured_rate(result.meta) or (len(arrival) - 1) / window
-    warming = warming_of(result.requests)
+    warming = warming_of(result.request_rows)
     load = _load(result, requests, rate, warming.factor) if result.complete else math.nan
     verdict = _verdict(result, arrival, load)
     if verdict == "overloaded" and not warming.is_over and not _load(result, requests, rate, 0.0) > _CRITICAL:
         verdict = "unclear"
-    return Judgement(verdict, load, _waiting_at(result.steps, arrival[-1]))
+    return Judgement(verdict, load, _waiting_at(result.step_rows, arrival[-1]))
 
 
-def _load(result: RunResult, requests: pd.DataFrame, rate: float, prefill_share: float) -> float:
+def _load(result: RunResult, requests: Rows, rate: float, prefill_share: float) -> float:
     """That of the busiest pool; of servers that differ and all serve, each is taken to get an equal share."""
     if not result.pools:
         return offered_load(result, requests, rate, prefill_share)
@@ -106,8 +105,8 @@ def _verdict(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]], 
         return "unclear"  # so few say nothing of a queue that grows
     growth, student = _growth(result, arrival)
     # where nothing tells what waits, the requests that have not ended do
-    is_seen = not result.are_steps_sampled or len(result.steps) > 0
-    backed_up = _share_backed_up(result.steps, (arrival[0] + arrival[-1]) / 2, arrival[-1]) if is_seen else 1.0
+    is_seen = not result.are_steps_sampled or len(result.step_rows) > 0
+    backed_up = _share_backed_up(result.step_rows, (arrival[0] + arrival[-1]) / 2, arrival[-1]) if is_seen else 1.0
     if growth > 0.05 * num_arrivals and student > _SURE_GROWTH and backed_up > 0.95:
         return "overloaded"
     margin = _MARGIN * max(1.0, math.sqrt(_MARGIN_REQUESTS / num_arrivals))
@@ -124,9 +123,9 @@ def _growth(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]]) -
     """By how much the number of requests in the system grew after the ramp-up, and Student's t of its growth in spans
     of equal length."""
     edges = np.linspace(arrival[0] + _RAMP_UP * (arrival[-1] - arrival[0]), arrival[-1], _NUM_SPANS + 1)
-    came = floats(result.requests, "arrival_time")
+    came = floats(result.request_rows, "arrival_time")
     # rejected and aborted requests leave at once, those that were not finished stay
-    left = np.where(result.requests["status"] == "unfinished", math.inf, floats(result.requests, "finish_time"))
+    left = np.where(result.request_rows["status"] == "unfinished", math.inf, floats(result.request_rows, "finish_time"))
     left = np.where(np.isnan(left), came, left)
     inside = np.searchsorted(np.sort(came), edges, side="right") - np.searchsorted(np.sort(left), edges, side="right")
     grown = np.diff(inside)
@@ -135,14 +134,14 @@ def _growth(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]]) -
     return float(inside[-1] - inside[0]), student
 
 
-def _share_backed_up(steps: pd.DataFrame, start: float, end: float) -> float:
+def _share_backed_up(steps: Rows, start: float, end: float) -> float:
     """Share of a time in which a server left requests waiting."""
     waiting = levels(steps, steps["num_waiting"].to_numpy())
     durations = waiting.ends.clip(start, end) - waiting.begins.clip(start, end)
     return float(durations[waiting.values > 0].sum()) / (end - start)
 
 
-def _waiting_at(steps: pd.DataFrame, time: float) -> int:
+def _waiting_at(steps: Rows, time: float) -> int:
     """Requests that the last steps of all servers that began by then left waiting."""
     waiting = levels(steps, steps["num_waiting"].to_numpy())
     before = int(np.searchsorted(waiting.begins, time, side="right"))

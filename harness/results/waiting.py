@@ -7,16 +7,15 @@ waiting at a time = requests between their arrival and their first step
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats, ratio
 from harness.results.servers import by_server, levels
-from harness.results.tables import Floats, Ints, RunResult
+from harness.results.tables import Floats, Ints, Rows, RunResult
 
 
 def mean_waiting(result: RunResult, start: float, end: float) -> float:
     """Over the time between `start` and `end`, on the servers that the steps are of."""
-    steps = result.steps
+    steps = result.step_rows
     requests = _of_servers(result)
     begins, ends = _first_waits(requests)
     inside = np.clip(np.minimum(ends, end) - np.maximum(begins, start), 0.0, None)
@@ -26,30 +25,35 @@ def mean_waiting(result: RunResult, start: float, end: float) -> float:
     return first + levels(steps, _waiting_again(result, requests)).mean(start, end)
 
 
-def _of_servers(result: RunResult) -> pd.DataFrame:
+def _of_servers(result: RunResult) -> Rows:
     """The requests that wait first for the servers that `result` is of; all where it is of all."""
     servers = result.meta.get("only_servers")
-    return result.requests if servers is None else result.requests[_first_server(result.requests).isin(servers)]
+    requests = result.request_rows
+    return requests if servers is None else requests[np.isin(_first_server(requests), servers)]
 
 
-def _first_server(requests: pd.DataFrame) -> pd.Series:
+def _first_server(requests: Rows) -> Ints:
     """The server that computes the prompt, where another one computes the answer, or the one that computes both."""
+    servers: Ints = requests["server"].to_numpy()
     if "prefill_server" not in requests:
-        return requests["server"]
-    return requests["prefill_server"].where(requests["prefill_server"] >= 0, requests["server"])
+        return servers
+    of_prompts = requests["prefill_server"].to_numpy()
+    return np.where(of_prompts >= 0, of_prompts, servers)
 
 
-def _first_waits(requests: pd.DataFrame) -> tuple[Floats, Floats]:
+def _first_waits(requests: Rows) -> tuple[Floats, Floats]:
     """When requests come and are first scheduled, or end without; infinity for those that never do."""
-    came = requests[(requests["status"] != "rejected") & requests["arrival_time"].notna()]
-    ends = came["first_scheduled_time"].fillna(came["finish_time"]).fillna(np.inf)
-    return floats(came, "arrival_time"), ends.to_numpy(dtype=np.float64)
+    arrival = floats(requests, "arrival_time")
+    came = (requests["status"] != "rejected").to_numpy() & ~np.isnan(arrival)
+    ends = floats(requests, "first_scheduled_time")[came]
+    ends = np.where(np.isnan(ends), floats(requests, "finish_time")[came], ends)
+    return arrival[came], np.where(np.isnan(ends), np.inf, ends)
 
 
-def _waiting_again(result: RunResult, requests: pd.DataFrame) -> Ints:
+def _waiting_again(result: RunResult, requests: Rows) -> Ints:
     """Of each step, the sequences that it left waiting after they had run, on this server or on one for prompts: those
     that are left when the requests that had not run by then are taken off."""
-    steps = result.steps
+    steps = result.step_rows
     again = steps["num_waiting"].to_numpy(dtype=np.int64).copy()
     servers = by_server(steps)
     for server, rows in servers:

@@ -49,8 +49,8 @@ def reporting_the_metric(config: RunConfig) -> RunConfig:
 def first_requests(trace: Trace) -> Iterator[Trace]:
     """The first 1,000 requests of a trace, then twice as many each time, at last all."""
     num_requests = _FIRST
-    while num_requests < len(trace.table):
-        yield replace(trace, table=trace.table.iloc[:num_requests])
+    while num_requests < len(trace.rows):
+        yield replace(trace, rows=trace.rows[:num_requests])
         num_requests *= 2
     yield trace
 

@@ -12,7 +12,7 @@ from harness.config.command_lines.vllm.serve_line import longest_that_fits
 from harness.config.huggingface_keys import ignored_notes
 from harness.config.pools import Pool, pools_of
 from harness.engines.engine import Engine
-from harness.engines.resolving.known_error import load_of
+from harness.engines.resolving.known_error import APART, load_of
 from harness.errors import EngineError
 from harness.results.stored.environment import environment
 from harness.results.tables import RunResult
@@ -32,6 +32,7 @@ def collect(
 ) -> RunResult:
     """The tables of a run and what its summary says of it; `failure` is what ended it early, after `wall_s`."""
     recorded = engine.record.tables(trace, engine.unfinished())
+    engine.record.forget()
     pools, smallest = pools_of(config), min(engine.pool_blocks, default=None)
     meta = {
         "engine": config.engine.kind,
@@ -67,7 +68,7 @@ def collect(
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
-        "cost_model": engine.cost_model_text(load_of(config.arrival.kind)),
+        "cost_model": engine.cost_model_text(APART if config.is_apart else load_of(config.arrival.kind)),
         "wall_time_s": wall_s,
         "run_time_s": engine.record.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
@@ -76,7 +77,7 @@ def collect(
     }
     block_size = meta.pop("block_size", config.block_size)
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
+        recorded.request_rows, recorded.step_rows, recorded.gaps, engine.num_blocks, block_size, failure is None, meta,
         recorded.spans, recorded.itls,
     )  # fmt: skip
 

@@ -9,9 +9,8 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
 from rich.console import Console
 
 from engine.documents import yaml_text
@@ -23,6 +22,9 @@ from harness.results.stored.perfetto import write_trace
 from harness.results.summary import number, print_summary
 from harness.results.tables import RunResult
 from harness.results.unserved import unserved_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Given(NamedTuple):

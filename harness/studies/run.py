@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from harness import interrupts
 from harness.config import RunConfig
@@ -24,6 +24,9 @@ from harness.workload.arrivals import OpenLoop, make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Write = Callable[[Run], None]
 
@@ -60,7 +63,7 @@ def _serve_until_known(config: RunConfig, table: pd.DataFrame | None, watch: Wat
     part = reporting_the_metric(config)
     last: list[Run] = []
     for trace in first_requests(whole):
-        is_all = len(trace.table) == len(whole.table)
+        is_all = len(trace.rows) == len(whole.rows)
 
         def end(run: Run, is_all: bool = is_all) -> None:
             decision = decide(run.summary, config.metrics.interval)
@@ -92,12 +95,12 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UN
     Raises:
         TwinServeError: the configuration cannot be used.
     """
-    check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
+    check_memory(len(trace.rows), int(trace.rows["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
     if config.perfetto or (config.sinks.otel and config.engine.kind != "openai"):
         engine.record.record_spans()
     try:
-        watching = watch.serving(engine.record, len(trace.table), (engine.describe(), engine.step_times_from()))
+        watching = watch.serving(engine.record, len(trace.rows), (engine.describe(), engine.step_times_from()))
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with watching, kept_for_tables():

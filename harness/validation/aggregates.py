@@ -69,9 +69,9 @@ def validate_aggregates(config: RunConfig, kind: str, path: Path, output_dir: Pa
     source = {"kind": kind, "source": str(path), "engine": f"{measured.get('backend')}, by {tool}"}
     document = json_ready(
         {
-            "measured": {**source, "num_requests": len(trace.table), "settings": settings},
+            "measured": {**source, "num_requests": len(trace.rows), "settings": settings},
             "score": "all",
-            "num_scored": len(trace.table),
+            "num_scored": len(trace.rows),
             "latency_from": "arrival",
             "errors": json_ready(errors.to_dict("records")),
             "warnings": warnings,

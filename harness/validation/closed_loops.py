@@ -71,7 +71,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
 def _selection(config: RunConfig) -> dict[str, str]:
     """The columns that rows must match: what the user says, and the system of the configured device."""
     chosen = dict(config.validation.select)
-    system = config.device.aiconfigurator_system if config.device.kernel_times == 1 else None
+    system = config.device.aiconfigurator_system
     if system is None:
         raise ConfigError(f"device={config.device.name}: has no aiconfigurator_system, by which rows name their GPU")
     if chosen.setdefault("system", system) != system:

@@ -96,7 +96,7 @@ def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part
     replayed = engine.record.tables(trace, engine.unfinished())
     different = first_difference(measured, replayed.steps)
     num_same = len(measured) if different is None else different
-    in_order = replayed.requests.assign(row=trace.table["row"].to_numpy()).sort_values("row")
+    in_order = replayed.requests.assign(row=trace.rows["row"].to_numpy()).sort_values("row")
 
     def same(name: str) -> bool:
         return bool(np.array_equal(in_order[name].to_numpy(), run.requests[name].to_numpy()))
@@ -119,7 +119,7 @@ def as_delivered(run: MeasuredRun) -> tuple[Trace, npt.NDArray[np.int64]]:
     which they did. The trace's column `row` is the row of the request in `MeasuredRun.trace`."""
     delivered_ns, order = _deliveries(run)
     trace = rows_of(run.trace, order)
-    return replace(trace, table=trace.table.assign(row=order)), delivered_ns
+    return replace(trace, rows=trace.rows.assign(row=order)), delivered_ns
 
 
 def _in_part(run: MeasuredRun, start_s: Floats, part: Part) -> npt.NDArray[np.bool_]:

@@ -21,37 +21,10 @@ from harness.config import (
 from harness.config.schema.arrivals import RECORDED
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
-from harness.workload.trace import Trace, whole_numbers
-from simulator.arrivals import NEVER, Arrivals
+from harness.workload.trace import Trace
+from simulator.arrivals import NEVER, Arrivals, OpenLoop
 
 Nanoseconds = npt.NDArray[np.int64]
-
-
-class OpenLoop:
-    """Arrivals at times fixed beforehand, whatever the engine does.
-
-    Args:
-        times_ns: int64[n], ascending; row r arrives at times_ns[r].
-    """
-
-    def __init__(self, times_ns: Nanoseconds) -> None:
-        self.times_ns = times_ns
-        self._times = whole_numbers(times_ns)
-        self._times.append(NEVER)
-        self._row = 0
-        self.next_ns: int = self._times[0]
-
-    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
-        times = self._times
-        first = row = self._row
-        while times[row] <= now_ns:
-            row += 1
-        self._row = row
-        self.next_ns = times[row]
-        return [(times[each], each) for each in range(first, row)]
-
-    def on_finish(self, row: int, now_ns: int) -> None:
-        pass
 
 
 class ClosedLoop:
@@ -161,7 +134,7 @@ def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator)
         ConfigError: the trace lacks the times or sessions that the process goes by, or the times leave the range of
             int64 nanoseconds (292 years).
     """
-    n = len(trace.table)
+    n = len(trace.rows)
     match config:
         case TraceArrival():
             if not trace.has_times:
@@ -169,7 +142,7 @@ def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator)
                     f"arrival=trace: trace {trace.name} has no arrival times; "
                     "choose poisson, gamma, constant, all_at_once, closed_loop or sessions"
                 )
-            return OpenLoop(_to_ns(trace.table["arrival_time"].to_numpy() * config.time_scale, "time_scale"))
+            return OpenLoop(_to_ns(trace.rows["arrival_time"].to_numpy() * config.time_scale, "time_scale"))
         case PoissonArrival():
             return OpenLoop(_from_gaps(rng.standard_exponential(n - 1), config.rate))
         case GammaArrival():
@@ -199,30 +172,28 @@ def _custom(trace: Trace, config: CustomArrival, rng: np.random.Generator) -> Ar
             arrivals: Arrivals = made
             return arrivals
         times = np.asarray(made, dtype=np.float64)
-    if times.shape != (len(trace.table),) or not (
-        np.isfinite(times).all() and (np.diff(times, prepend=0.0) >= 0).all()
-    ):
-        raise ConfigError(f"{key}={target!r}: must return {len(trace.table)} times in s, ascending from 0 or later")
+    if times.shape != (len(trace.rows),) or not (np.isfinite(times).all() and (np.diff(times, prepend=0.0) >= 0).all()):
+        raise ConfigError(f"{key}={target!r}: must return {len(trace.rows)} times in s, ascending from 0 or later")
     return OpenLoop(_to_ns(times, "target"))
 
 
 def _make_sessions(trace: Trace, config: SessionsArrival, rng: np.random.Generator) -> Sessions:
-    if "session_id" not in trace.table:
+    if "session_id" not in trace.rows:
         raise ConfigError(
             f"arrival=sessions: trace {trace.name} has no sessions; choose another arrival, "
             "or a trace of conversations, e.g. trace=sharegpt trace.turns=multi"
         )
-    session_id = trace.table["session_id"].to_numpy()
+    session_id = trace.rows["session_id"].to_numpy()
     # Drawn per row beforehand, so that they do not depend on the order in which an engine finishes requests.
     starts = _from_gaps(rng.standard_exponential(len(np.unique(session_id)) - 1), config.rate)
     if config.think_time != RECORDED:
         think_times = rng.exponential(config.think_time, len(session_id))
-    elif "think_time" in trace.table:
-        think_times = trace.table["think_time"].to_numpy()
+    elif "think_time" in trace.rows:
+        think_times = trace.rows["think_time"].to_numpy()
     else:
         raise ConfigError(f"arrival.think_time={RECORDED}: trace {trace.name} has no column think_time; give seconds")
     think_ns = _to_ns(think_times, "think_time")
-    waits_for = [rows.tolist() for rows in trace.table["waits_for"]] if "waits_for" in trace.table else None
+    waits_for = [rows.tolist() for rows in trace.rows["waits_for"]] if "waits_for" in trace.rows else None
     return Sessions(session_id, starts, think_ns, waits_for)
 
 

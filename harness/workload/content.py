@@ -31,13 +31,13 @@ def request_factory(
     With `cache_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
     own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
     """
-    table = trace.table
+    table = trace.rows
     prompts = whole_numbers(table["num_prompt_tokens"].to_numpy())
     outputs = whole_numbers(table["num_output_tokens"].to_numpy())
     columns = _request_columns(trace)
     deadlines = deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)
-    num_blocks = _num_blocks(trace, block_size, max_model_len)
+    num_blocks = _num_blocks(trace, block_size, max_model_len) if cache_outputs else []
 
     def contents(row: int) -> list[int] | None:
         if prompts[row] >= max_model_len:
@@ -68,12 +68,12 @@ def request_factory(
 def _request_columns(trace: Trace) -> dict[str, list[Any]]:
     """What the trace says of each of its requests beside lengths, times and contents, by the name in `Request`."""
     columns: dict[str, list[Any]] = {}
-    if "priority" in trace.table:
-        columns["priority"] = trace.table["priority"].tolist()
+    if "priority" in trace.rows:
+        columns["priority"] = trace.rows["priority"].tolist()
     if (tenant_of := tenants(trace)) is not None:
         columns["tenant"] = tenant_of
-    if "session_id" in trace.table:
-        columns["session"] = trace.table["session_id"].tolist()
+    if "session_id" in trace.rows:
+        columns["session"] = trace.rows["session_id"].tolist()
     if (trace.num_sequences > 1).any():
         columns["num_sequences"] = trace.num_sequences.tolist()
     return columns
@@ -88,7 +88,7 @@ def block_identities(
     how far into it the block ends; hash ids are positional, so equal pairs mean equal prefixes. From sessions, whose
     prompts repeat all that was said before: the line of the session and the block's number, outputs included.
     """
-    table = trace.table
+    table = trace.rows
     if "token_ids" in table:
         tokens = table["token_ids"].tolist()
         return lambda row: _hash_tokens(tokens[row], block_size)
@@ -112,14 +112,14 @@ def block_identities(
 
 def _num_blocks(trace: Trace, block_size: int, max_model_len: int) -> list[int]:
     """Full blocks of each row's prompt and output together, within `max_model_len` tokens."""
-    totals = trace.table["num_prompt_tokens"].to_numpy() + trace.table["num_output_tokens"].to_numpy()
+    totals = trace.rows["num_prompt_tokens"].to_numpy() + trace.rows["num_output_tokens"].to_numpy()
     blocks: list[int] = (np.minimum(totals, max_model_len) // block_size).tolist()
     return blocks
 
 
 def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
     """The trace's hash ids, renumbered 0, 1, ...: only equality matters, and real hashes may fill all 64 bits."""
-    rows = trace.table["hash_ids"].tolist()
+    rows = trace.rows["hash_ids"].tolist()
     _, dense = np.unique(np.concatenate(rows), return_inverse=True)
     return np.split(dense, np.cumsum([len(ids) for ids in rows])[:-1])
 

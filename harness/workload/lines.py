@@ -15,7 +15,7 @@ from harness.workload.trace import Trace
 
 def continued_rows(trace: Trace) -> list[int]:
     """Of each row of a trace with `waits_for`, the row whose prompt and output its prompt begins with; -1 for none."""
-    table, span = trace.table, trace.hash_block_size
+    table, span = trace.rows, trace.hash_block_size
     prompts = table["num_prompt_tokens"].tolist()
     totals = (table["num_prompt_tokens"] + table["num_output_tokens"]).tolist()
     hash_ids = table["hash_ids"].tolist() if span else None
@@ -34,7 +34,7 @@ def continued_rows(trace: Trace) -> list[int]:
 
 def continuing_rows(trace: Trace) -> dict[int, int]:
     """Of each row that prompts begin with, the first row that continues it; nothing of a trace without `waits_for`."""
-    if "waits_for" not in trace.table:
+    if "waits_for" not in trace.rows:
         return {}
     pairs = [(earlier, row) for row, earlier in enumerate(continued_rows(trace)) if earlier >= 0]
     return dict(reversed(pairs))
@@ -44,12 +44,12 @@ class Lines:
     """The lines of a trace's sessions, and the identities of their blocks of `block_size` tokens."""
 
     def __init__(self, trace: Trace, block_size: int) -> None:
-        sessions = trace.table["session_id"].tolist()
+        sessions = trace.rows["session_id"].tolist()
         self._branches: dict[int, tuple[int, int]] = {}  # line -> the line it branches off, and after how many blocks
         self._line_of: list[int] = sessions
-        if "waits_for" not in trace.table:
+        if "waits_for" not in trace.rows:
             return
-        totals = (trace.table["num_prompt_tokens"] + trace.table["num_output_tokens"]).tolist()
+        totals = (trace.rows["num_prompt_tokens"] + trace.rows["num_output_tokens"]).tolist()
         first_new, last = max(sessions) + 1, dict[int, int]()  # line -> its last row
         self._line_of = []
         for row, earlier in enumerate(continued_rows(trace)):

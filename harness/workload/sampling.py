@@ -100,7 +100,7 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
     )
     return Trace(
         name="shared-prefix",
-        table=trace_table(columns),
+        rows=trace_table(columns),
         source=f"drawn with {config.num_prefixes} prefixes",
         hash_block_size=SHARED_PREFIX_BLOCK_SIZE,
         notes=notes if shared_tokens < config.prefix_tokens else (),

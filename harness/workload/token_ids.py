@@ -28,7 +28,7 @@ class PromptSource:
     """
 
     def __init__(self, trace: Trace, vocab_size: int, seed: int, max_model_len: int = MAX_TOKENS + 1) -> None:
-        table = trace.table
+        table = trace.rows
         self._lengths = table["num_prompt_tokens"].tolist()
         self._outputs = table["num_output_tokens"].tolist()
         self._priorities = table["priority"].tolist() if "priority" in table else None

@@ -1,14 +1,21 @@
 """The request trace: one table of requests, whatever file or sampler it came from."""
 
+from __future__ import annotations
+
 import os
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
+
+from simulator.table import Table, objects
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "session_id", "turn")
 CLASS_COLUMNS = ("priority", "tenant", "deadline")
@@ -23,9 +30,10 @@ class Trace:
 
     Attributes:
         name: short name for tables and plots.
-        table: one row per request, RangeIndex. `request_id` int64, 0..n-1; `arrival_time` float64, seconds since the
-            first request, NaN throughout when the trace has no times; `num_prompt_tokens` and `num_output_tokens`
-            int64, >= 1. Optional, absent when the trace does not have them:
+        rows: one row per request; `table` is the same as a DataFrame. `request_id` int64, 0..n-1; `arrival_time`
+            float64, seconds since the first request, NaN throughout when the trace has no times;
+            `num_prompt_tokens` and `num_output_tokens` int64, >= 1. Optional, absent when the trace does not have
+            them:
             `n` int64, >= 1: samples of the prompt, each of `num_output_tokens` tokens;
             `priority` int64, smaller is more urgent;
             `tenant` int64, who is served; where it is absent, each session is a tenant;
@@ -49,46 +57,52 @@ class Trace:
     """
 
     name: str
-    table: pd.DataFrame
+    rows: Table
     source: str
     hash_block_size: int | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     stamp: Mapping[str, int] | None = None
 
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The requests as a DataFrame with a RangeIndex."""
+        return self.rows.frame()
+
     @property
     def has_times(self) -> bool:
         """Whether the trace says when its requests arrive."""
-        return bool(self.table["arrival_time"].notna().all())
+        return not np.isnan(self.rows["arrival_time"]).any()
 
     @property
     def prompts_share(self) -> bool:
         """Whether the trace says that prompts begin alike: those of a session, those with equal contents or samples."""
-        repeats = "session_id" in self.table and bool(self.table["session_id"].duplicated().any())
-        return repeats or bool({"hash_ids", "token_ids"} & {*self.table}) or bool((self.num_sequences > 1).any())
+        repeats = "session_id" in self.rows and len(np.unique(self.rows["session_id"])) < len(self.rows)
+        return repeats or bool({"hash_ids", "token_ids"} & {*self.rows}) or bool((self.num_sequences > 1).any())
 
     @property
     def num_sequences(self) -> npt.NDArray[np.int64]:
         """int64[requests]: sequences of each request."""
-        if "n" in self.table:
-            return self.table["n"].to_numpy(dtype=np.int64)
-        return np.ones(len(self.table), dtype=np.int64)
+        if "n" in self.rows:
+            numbers: npt.NDArray[np.int64] = self.rows["n"].to_numpy(dtype=np.int64)
+            return numbers
+        return np.ones(len(self.rows), dtype=np.int64)
 
 
 def tenants(trace: Trace) -> list[int] | None:
     """The tenant of each row; None where all are of the same."""
-    column = next((name for name in ("tenant", "session_id") if name in trace.table), None)
-    return None if column is None else trace.table[column].tolist()
+    column = next((name for name in ("tenant", "session_id") if name in trace.rows), None)
+    return None if column is None else trace.rows[column].tolist()
 
 
 def deadlines_ns(trace: Trace) -> list[int] | None:
     """When each row should be done, in ns after its arrival; None where the trace has no deadlines."""
-    if "deadline" not in trace.table:
+    if "deadline" not in trace.rows:
         return None
-    return [round(seconds * 1e9) for seconds in trace.table["deadline"].tolist()]
+    return [round(seconds * 1e9) for seconds in trace.rows["deadline"].tolist()]
 
 
-def whole_numbers(values: npt.NDArray[np.int64]) -> "array[int]":
+def whole_numbers(values: npt.NDArray[np.int64]) -> array[int]:
     """The numbers as Python reads them one by one, in a fifth of the memory of a list."""
     numbers = array("q")
     numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
@@ -106,8 +120,8 @@ def file_stamp(path: str | None) -> dict[str, int] | None:
     return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
 
 
-def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.DataFrame:
-    """Assembles `Trace.table` from its columns.
+def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> Table:
+    """Assembles `Trace.rows` from its columns.
 
     Args:
         columns: by name, each of length n >= 1. `num_prompt_tokens` and `num_output_tokens` are required;
@@ -128,11 +142,21 @@ def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.
     if "waits_for" in columns:
         table["turn"] = _depths(columns["waits_for"])
     elif "session_id" in table and "turn" not in table:
-        table["turn"] = pd.Series(table["session_id"]).groupby(table["session_id"]).cumcount().to_numpy(np.int64)
+        table["turn"] = _turns(table["session_id"])
     for name in _LIST_COLUMNS:
         if name in columns:
-            table[name] = pd.Series(columns[name], dtype=object)
-    return pd.DataFrame(table)
+            table[name] = objects(columns[name])
+    return Table(table)
+
+
+def _turns(session_id: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64[n]: how many rows of its session come before each."""
+    order = np.argsort(session_id, kind="stable")
+    in_order = session_id[order]
+    firsts = np.searchsorted(in_order, in_order, side="left")
+    turns = np.empty(len(session_id), dtype=np.int64)
+    turns[order] = np.arange(len(session_id)) - firsts
+    return turns
 
 
 def _depths(waits_for: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -145,17 +169,17 @@ def _depths(waits_for: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]
 
 def rows_of(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
     """The trace with these rows only, in this order; they wait for none of the others."""
-    table = trace.table.iloc[rows].reset_index(drop=True)
+    table = trace.rows[rows]
     if "waits_for" in table:
-        table["waits_for"] = renumbered(table["waits_for"], rows.tolist())
-    return replace(trace, table=table.assign(request_id=np.arange(len(table))))
+        table = table.assign(waits_for=renumbered(table["waits_for"], rows.tolist()))
+    return replace(trace, rows=table.assign(request_id=np.arange(len(table))))
 
 
-def renumbered(waits_for: Iterable[npt.NDArray[np.int64]], request_ids: Iterable[int]) -> pd.Series:
+def renumbered(waits_for: Iterable[npt.NDArray[np.int64]], request_ids: Iterable[int]) -> npt.NDArray[np.object_]:
     """`waits_for` in numbers of rows, for the ids of the requests in these rows; without those that are not there."""
     row_of = {number: row for row, number in enumerate(request_ids)}
     rows = [[row_of[each] for each in ids.tolist() if each in row_of] for ids in waits_for]
-    return pd.Series([np.array(each, dtype=np.int64) for each in rows], dtype=object)
+    return objects([np.array(each, dtype=np.int64) for each in rows])
 
 
 def conversation_columns(

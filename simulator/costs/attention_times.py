@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
 from simulator.costs.curve import Curve, Surface, flat
 from simulator.costs.deviation import DeviationBatch, DeviationCost
 from simulator.costs.known_times import KnownTimes
 from simulator.profile.profile import Profile
+from simulator.table import Table, groups
 
 
 def _pairs(chunk: float, start: float) -> float:
@@ -36,13 +35,8 @@ def _contexts(num_decodes: float, context: float) -> float:
     return num_decodes * context
 
 
-def _rows(table: pd.DataFrame, row: str, x: str, y: str = "time_us") -> dict[float, tuple[list[float], list[float]]]:
-    return {value: (group[x].tolist(), group[y].tolist()) for value, group in _groups(table, row)}
-
-
-def _groups(table: pd.DataFrame, row: str) -> Iterator[tuple[float, pd.DataFrame]]:
-    for value in table[row].unique().tolist():
-        yield float(value), table[table[row] == value]
+def _rows(table: Table, row: str, x: str, y: str = "time_us") -> dict[float, tuple[list[float], list[float]]]:
+    return {float(value): (group[x].tolist(), group[y].tolist()) for value, group in groups(table, row)}
 
 
 class AttentionCost:
@@ -56,8 +50,8 @@ class AttentionCost:
         self._factor = mixing_factor
         self._starts_ns = KnownTimes()
         self._kv_reads = 1.0 if self._mixing else kv_reads
-        self._decode_gain, self._mixed_gain = _gains(profile.tables.get("uneven"))
-        table, layers_ns = profile.tables.get("deviations"), 1e3 * profile.meta.num_layers
+        self._decode_gain, self._mixed_gain = _gains(profile.rows.get("uneven"))
+        table, layers_ns = profile.rows.get("deviations"), 1e3 * profile.meta.num_layers
         self._deviations = None if table is None else DeviationCost(table, self.decode, layers_ns)
 
     def decode_gain(self, num_decodes: int) -> float:
@@ -109,38 +103,33 @@ def deviation(num_decodes: int, total: int, total_of_squares: int) -> float:
 @functools.lru_cache(maxsize=4)  # calibrations price with the same profile over and over
 def _surfaces(profile: Profile) -> tuple[Surface, Surface, dict[float, Surface]]:
     """D, P and X of the module's description, the latter for each measured chunk; all layers, ns."""
-    table = profile.tables["attention"].copy()
-    table["time_us"] *= 1e3 * profile.meta.num_layers
+    table = profile.rows["attention"]
+    table = table.assign(time_us=table["time_us"] * (1e3 * profile.meta.num_layers))
     decode_only, prefill_only = table["prefill_tokens"] == 0, table["num_decodes"] == 0
     decode = Surface(_rows(table[decode_only], "num_decodes", "decode_context"), _contexts)
     prefill = Surface(_rows(table[prefill_only], "prefill_tokens", "prefill_context"), _pairs)
     return decode, prefill, _mixing(table[~decode_only & ~prefill_only], decode, prefill)
 
 
-def _mixing(table: pd.DataFrame, decode: Surface, prefill: Surface) -> dict[float, Surface]:
+def _mixing(table: Table, decode: Surface, prefill: Surface) -> dict[float, Surface]:
     """X for each measured chunk, over number and context of the decodes."""
     if table.empty:
         return {}
-    parts = [
-        decode.at(n)(context) + prefill.at(chunk)(start)
-        for chunk, start, n, context in zip(
-            table["prefill_tokens"],
-            table["prefill_context"],
-            table["num_decodes"],
-            table["decode_context"],
-            strict=True,
-        )
-    ]
-    table = table.assign(extra=table["time_us"] - np.array(parts))
     keys = ["prefill_tokens", "num_decodes", "decode_context"]
-    extra = table.groupby(keys)["extra"].median().reset_index()
+    points = zip(*(table[name].tolist() for name in (*keys, "prefill_context", "time_us")), strict=True)
+    extras: dict[tuple[int, int, int], list[float]] = {}
+    for chunk, n, context, start, time in points:
+        extra = time - (decode.at(n)(context) + prefill.at(chunk)(start))
+        extras.setdefault((chunk, n, context), []).append(extra)
+    medians = [(*point, float(np.median(extras[point]))) for point in sorted(extras)]
+    table = Table(dict(zip([*keys, "extra"], zip(*medians, strict=True), strict=True)))
     return {
-        chunk: Surface(_rows(group, "num_decodes", "decode_context", "extra"), _contexts)
-        for chunk, group in _groups(extra, "prefill_tokens")
+        float(chunk): Surface(_rows(group, "num_decodes", "decode_context", "extra"), _contexts)
+        for chunk, group in groups(table, "prefill_tokens")
     }
 
 
-def _gains(table: pd.DataFrame | None) -> tuple[Curve | None, Surface | None]:
+def _gains(table: Table | None) -> tuple[Curve | None, Surface | None]:
     """Gains of decode steps over the batch, and of mixed steps over chunk and batch."""
     if table is None:
         return None, None

@@ -12,10 +12,10 @@ from __future__ import annotations
 import bisect
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from simulator.costs.curve import Curve, Surface, flat
+from simulator.table import Table, groups
 
 
 class _Row:
@@ -73,17 +73,18 @@ class DeviationCost:
         layers_ns: ns of all layers per us of one.
     """
 
-    def __init__(self, table: pd.DataFrame, decode: Surface, layers_ns: float) -> None:
-        even = [decode.at(n)(mean) for n, mean in zip(table["num_decodes"], table["decode_context"], strict=True)]
+    def __init__(self, table: Table, decode: Surface, layers_ns: float) -> None:
+        points = zip(table["num_decodes"].tolist(), table["decode_context"].tolist(), strict=True)
+        even = [decode.at(n)(mean) for n, mean in points]
         table = table.assign(extra=table["time_us"] * layers_ns - np.array(even))
         self._rows = {
-            int(str(n)): _Row(
+            n: _Row(
                 {
-                    float(str(percent)) / 100: flat(group["decode_context"].tolist(), group["extra"].tolist())
-                    for percent, group in row.groupby("deviation_pct")
+                    percent / 100: flat(group["decode_context"].tolist(), group["extra"].tolist())
+                    for percent, group in groups(row, "deviation_pct")
                 }
             )
-            for n, row in table.groupby("num_decodes")
+            for n, row in groups(table, "num_decodes")
         }
         self._batches: dict[int, DeviationBatch] = {}
         self._brackets = Surface(dict.fromkeys(map(float, self._rows), ([0.0], [0.0])), None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import pandas as pd
-
 from simulator.costs.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
 from simulator.costs.curve import Curve, flat, proportional
 from simulator.models.model import Model
 from simulator.profile.profile import Profile
+from simulator.table import Table, groups
 
 _US = 1e3  # ns
 
@@ -33,26 +32,26 @@ class Operators(NamedTuple):
 def operators(profile: Profile, name: str, axis: str) -> Operators:
     """The operators of the table `name`, which is "tokens" or "sequences", over its `axis`."""
     curves = [
-        proportional(group[axis].tolist(), group["time_us"].tolist()).scaled(profile.meta.calls[str(operator)] * _US)
-        for operator, group in profile.tables[name].groupby("operator")
+        proportional(group[axis].tolist(), group["time_us"].tolist()).scaled(profile.meta.calls[operator] * _US)
+        for operator, group in groups(profile.rows[name], "operator")
     ]
     return Operators(curves, min(curve.end for curve in curves))
 
 
-def curve_of(table: pd.DataFrame | None, axis: str) -> Curve | None:
+def curve_of(table: Table | None, axis: str) -> Curve | None:
     """Times over an axis; beyond the last point they grow in proportion."""
     if table is None:
         return None
     return proportional(table[axis].tolist(), (table["time_us"] * _US).tolist())
 
 
-def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
+def rest_of(table: Table | None) -> dict[str, Curve] | None:
     """For each kind of step its time beyond its operators; a kind that was not measured takes the curve of another."""
     if table is None:
         return None
     curves = {
-        str(kind): flat(group["num_tokens"].tolist(), (group["time_us"] * _US).tolist())
-        for kind, group in table.groupby("kind")
+        kind: flat(group["num_tokens"].tolist(), (group["time_us"] * _US).tolist())
+        for kind, group in groups(table, "kind")
     }
     stand_ins = {"decode": ("mixed", "prefill"), "mixed": ("prefill", "decode"), "prefill": ("mixed", "decode")}
     return {
@@ -60,7 +59,7 @@ def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
     }
 
 
-def unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
+def unused_constants(tables: Mapping[str, Table]) -> frozenset[str]:
     """Constants without effect: the tables hold the times that they stand for, or no times that they scale."""
     attention = tables["attention"]
     names = [all_reduce_name(mib) for mib in ALL_REDUCE_MIB] if "all_reduce" in tables else []
@@ -73,7 +72,7 @@ def all_reduce_of(profile: Profile, model: Model, tensor_parallel_size: int, val
     """The time of all all-reduces of a step, over its tokens, ns."""
     if tensor_parallel_size == 1:
         return flat([0.0], [0.0])
-    table = profile.tables.get("all_reduce")
+    table = profile.rows.get("all_reduce")
     if table is not None:
         sizes, times = table["num_bytes"].tolist(), table["time_us"].tolist()
     else:

@@ -83,7 +83,7 @@ class ProfiledCost:
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
         self.profile = profile
-        self.unused_constants = unused_constants(profile.tables)
+        self.unused_constants = unused_constants(profile.rows)
         self.num_plans = 0
         self._meta = profile.meta
         self.kernel_factor = factor = values["kernel_factor"]  # times that it does not scale are divided by it
@@ -95,14 +95,14 @@ class ProfiledCost:
         self._sequences = operators(profile, "sequences", "num_sequences")
         self._attention = AttentionCost(profile, values["mixing_factor"], kv_reads)
         self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
-        self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
-        self._rest = rest_of(profile.tables.get("steps"))
+        self._copies = curve_of(profile.rows.get("copies"), "num_blocks")
+        self._rest = rest_of(profile.rows.get("steps"))
         # Where steps were timed one after the other and are planned ahead here, the host's part of a step passes while
         # the GPU computes.
         # What goes with the times of a database is time in which the GPU waits between pieces of CUDA graphs.
         was_ahead = profile.meta.planned_ahead or "database" in profile.meta.source
         self._hides_rest = is_async and bool(self._buckets) and not was_ahead
-        is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.tables
+        is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.rows
         self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
         # A curve with a single point holds for steps of all sizes.
         self._rest_end = {kind: curve.end for kind, curve in (self._rest or {}).items() if len(curve.xs) > 1}

@@ -72,7 +72,7 @@ def by_rates(whole: RooflineCost, model: Model, device: Device) -> SharedExperts
 def by_profile(rank: ProfiledCost, model: Model) -> SharedExperts:
     """What `model`'s ranks share, by the tables `experts` and `exchange` of the profile that prices a rank."""
     layers, token_bytes, factor = model.num_expert_layers, model.hidden_size * model.dtype_bytes, rank.kernel_factor
-    tables = {name: rank.profile.tables[name] for name in ("experts", "exchange")}
+    tables = {name: rank.profile.rows[name] for name in ("experts", "exchange")}
     of_ranks = {name: table[table["num_ranks"] == model.num_expert_ranks] for name, table in tables.items()}
     experts, exchange = curve_of(of_ranks["experts"], "num_tokens"), curve_of(of_ranks["exchange"], "num_bytes")
     assert experts is not None and exchange is not None

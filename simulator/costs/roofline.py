@@ -107,17 +107,17 @@ class RooflineCost:
         self._growing: dict[tuple[int, float], float] = {}  # what `_growing_ns` has answered
 
     def step_ns(self, work: StepWork) -> int:
-        per_decode = work.tokens_per_decode
-        num_tokens = work.num_decodes * per_decode
-        reads = self._kv_reads if work.chunks else 1.0
-        decoding = work.num_context_tokens * self._growing_ns(per_decode, reads)
+        chunks, num_decodes, num_contexts, _, _, per_decode, _, _ = work
+        num_tokens = num_decodes * per_decode
+        reads = self._kv_reads if chunks else 1.0
+        decoding = num_contexts * self._growing_ns(per_decode, reads)
         for reading in self._windowed:
-            attended = min(work.num_context_tokens, work.num_decodes * reading.window)
+            attended = min(num_contexts, num_decodes * reading.window)
             decoding += attended * reading.decode_ns(per_decode, reads)
-        if not work.chunks:
+        if not chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding + num_tokens * self._state_ns
-        for start, chunk, is_last in work.chunks:
+        for start, chunk, is_last in chunks:
             num_tokens += chunk
             num_sampled += is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2

@@ -8,28 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
+from simulator.drivers.alarm import Alarm
 from simulator.replica import Replica, Run
-
-_EARLY_NS = 1_200_000  # timers of an event loop are up to a millisecond late: from here on it looks at the clock
 
 
 class Live:
     """Runs a replica in an event loop. The clock is `time.monotonic_ns`.
 
+    Args:
+        on_begun: told of each plan that begins; what it does has the time that the step takes.
+
     Raises:
         ValueError: the replica prices many steps at once, which could not be told one by one.
     """
 
-    def __init__(self, replica: Replica, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        loop: asyncio.AbstractEventLoop,
+        on_begun: Callable[[StepPlan], None] = lambda plan: None,
+    ) -> None:
         if replica.compress:
             raise ValueError("in real time each step is priced on its own")
         self._replica = replica
         self._loop = loop
+        self._alarm = Alarm(loop)
+        self._on_begun = on_begun
         self._plan: StepPlan | None = None  # made ahead
         self._is_idle = True
         self._last_ns = 0  # of the simulation: no request is taken for one that came before
@@ -55,6 +65,7 @@ class Live:
         self._is_idle = plan is None
         if plan is not None:
             price = replica.price(plan, now)
+            self._on_begun(plan)
             due_ns = now + (price if isinstance(price, int) else price[1].item(-1))
             # Not at once, even where it is late: what the step before brought is written first.
             self._loop.call_soon(self._at, due_ns, self._number, plan, now, price)
@@ -64,13 +75,15 @@ class Live:
     def _at(self, due_ns: int, number: int, plan: StepPlan | None, start: int, price: int | Run) -> None:
         if number != self._number or self._replica.is_stopping:
             return
-        left_ns = due_ns - time.monotonic_ns()
-        if left_ns > _EARLY_NS:
-            self._loop.call_later((left_ns - _EARLY_NS) * 1e-9, self._at, due_ns, number, plan, start, price)
-        elif left_ns > 0:
-            self._loop.call_soon(self._at, due_ns, number, plan, start, price)
+        if due_ns > time.monotonic_ns():
+            self._alarm.set(due_ns, partial(self._at, due_ns, number, plan, start, price))
         elif plan is None:
             self._begin(due_ns)
         else:
             self._plan, end = self._replica.finish(plan, start, price)
             self._begin(end)
+
+    def close(self) -> None:
+        """Let no more time pass."""
+        self._replica.is_stopping = True
+        self._alarm.close()

@@ -40,14 +40,17 @@ class Clock(simpy.Environment):
         queue = self._queue
         return not queue or queue[0][0] != self._now
 
-    def step(self) -> None:
+    def run(self, until: None = None) -> None:
+        """All events in order until none is left, without SimPy's call for each of them."""
         queue = self._queue
-        if not queue or isinstance(queue[0][3], simpy.Event):
-            super().step()
-            return
-        call = heappop(queue)
-        self._now = call[0]
-        call[3](call)
+        while queue:
+            call = queue[0]
+            if isinstance(call[3], simpy.Event):
+                self.step()
+                continue
+            heappop(queue)
+            self._now = call[0]
+            call[3](call)
 
 
 class Phase(simpy.Event):

@@ -1,7 +1,7 @@
 """A server beside others: the end of its run of steps is an event, which a request that arrives brings forward.
 
-Nobody knows when the next request comes, so a run is one step at first, and is lengthened whenever its end comes and no
-request has.
+Nobody knows when the next request comes, so a run is a few steps at first, and is lengthened whenever its end comes and
+no request has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
 from simulator.drivers.phases import ENDS, PLANS, Call, Clock
 from simulator.replica import Replica, Run
+
+_FIRST_REACH = 32  # steps: to price so many at once takes hardly longer than one, and an event as long as hundreds
 
 
 class Shared:
@@ -22,7 +24,7 @@ class Shared:
         self._start = 0
         self._price: int | Run = 0
         self._is_idle = False  # waits for something that a new request would change
-        replica.reach = 1
+        replica.reach = _FIRST_REACH
         replica.on_change = self._wake
         self._next = env.call(PLANS, 0, self._begin)  # what was expected before it is out of date
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from simulator.importers.aiconfigurator import compile_profile
-from simulator.importers.llmservingsim import read_bundle
-from simulator.importers.vidur import read_profiling
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import load_profile, rank_folder
 
 Importer = Callable[[Path, Model, int, int, Device], Profile]
-IMPORTERS: dict[str, Importer] = {
-    "aiconfigurator": compile_profile,
-    "llmservingsim": read_bundle,
-    "vidur": read_profiling,
-}
+# By tool the function; imported late, as the profiles of the project are read without.
+_IMPORTERS = {"aiconfigurator": "compile_profile", "llmservingsim": "read_bundle", "vidur": "read_profiling"}
 
 
 def open_profile(name: str, model: Model, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
@@ -32,12 +27,14 @@ def open_profile(name: str, model: Model, tensor_parallel_size: int, max_num_seq
         ProfileError: it is not there, was not measured for these ranks, or cannot be read.
     """
     tool, separator, rest = name.partition(":")
-    if separator and tool in IMPORTERS:
+    if separator and tool in _IMPORTERS:
         if tool != "aiconfigurator" and not Path(rest).is_dir():
             raise ProfileError(f"no folder {rest!r}")
-        return IMPORTERS[tool](Path(rest), model, tensor_parallel_size, max_num_seqs, device)
+        module = importlib.import_module(f"simulator.importers.{tool}")
+        read: Importer = getattr(module, _IMPORTERS[tool])
+        return read(Path(rest), model, tensor_parallel_size, max_num_seqs, device)
     if separator and not Path(name).is_dir():
-        raise ProfileError(f"{name!r}: neither a folder nor <tool>:<folder> (tools: {', '.join(IMPORTERS)})")
+        raise ProfileError(f"{name!r}: neither a folder nor <tool>:<folder> (tools: {', '.join(_IMPORTERS)})")
     folder = Path(name)
     if not folder.is_dir():
         raise ProfileError(f"no folder {name!r}")

@@ -14,8 +14,7 @@ class Device:
     kernels reach; `link_latency_s` the fixed time of an all-reduce, `step_overhead_s` the host time of one engine step,
     `multiprocessors` their number on a GPU, if known, `shares_kv_reads` whether query heads of a KV head read it
     once in steps with prompts, too, `aiconfigurator_system` the name in NVIDIA's database of operator
-    times, if it is in there, or that of a card with the same chip, whose kernels take a share of 1 / `kernel_times` as
-    long; kernels of one GPU only, where this is not 1.
+    times, if it is in there. `kernels_like` is a device whose measured kernels stand in where its own were not timed.
     """
 
     name: str
@@ -30,4 +29,4 @@ class Device:
     multiprocessors: int | None = None
     shares_kv_reads: bool = True
     aiconfigurator_system: str | None = None
-    kernel_times: float = 1.0
+    kernels_like: Device | None = None

@@ -11,24 +11,27 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.models.model import Model
 from simulator.profile.checks import base_name, check_measured_on
 from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 from simulator.profile.profile_folder import meta_of, meta_values
+from simulator.table import Table, frame_of, stacked
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FOLDER = Path(__file__).resolve().parents[1] / "profiles" / "gpu"
 NOTICE, INDEX = "NOTICE", "index.json"
@@ -39,7 +42,7 @@ class Entry(NamedTuple):
     """A profile, and its tables as other kernels make them, by kernel and name of the table."""
 
     profile: Profile
-    kernels: dict[str, dict[str, pd.DataFrame]]
+    kernels: Mapping[str, Mapping[str, Table | pd.DataFrame]]
 
 
 def find_profile(
@@ -108,7 +111,7 @@ def _read(
 
 
 @lru_cache(maxsize=16)
-def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> dict[str, pd.DataFrame]:
+def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> dict[str, Table]:
     found = _entries(path, changed_ns)[entry]
     with _opened(path) as archive:
         tables = {name: _csv(archive, member) for name, member in found["tables"].items()}
@@ -120,23 +123,42 @@ def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -
     return tables
 
 
-def _csv(archive: zipfile.ZipFile, member: str) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(archive.read(member)))
+def _csv(archive: zipfile.ZipFile, member: str) -> Table:
+    names, *rows = csv.reader(io.StringIO(archive.read(member).decode()))
+    cells = zip(*rows, strict=True) if rows else [()] * len(names)
+    return Table({name: _values(texts) for name, texts in zip(names, cells, strict=True)})
 
 
-def merged(original: pd.DataFrame, table: pd.DataFrame, changed: pd.DataFrame) -> pd.DataFrame:
+def _values(texts: Iterable[str]) -> list[Any]:
+    """Whole numbers, numbers with NaN for an empty cell, or else texts."""
+    texts = list(texts)
+    for kind in (int, _number):
+        with suppress(ValueError):
+            return list(map(kind, texts))
+    return texts
+
+
+def _number(text: str) -> float:
+    return float(text) if text else math.nan
+
+
+def merged(original: Table, table: Table, changed: Table) -> Table:
     """`table` with the operators that `changed` has otherwise than `original`; all of `changed` where a table has no
     operators, or another kernel has changed nothing of it yet."""
     if table is original or "operator" not in table:
         return changed
-    of_operator = dict(list(table.groupby("operator", sort=False)))
-    known = dict(list(original.groupby("operator", sort=False)))
-    for operator, rows in changed.groupby("operator", sort=False):
-        values = rows.drop(columns="operator").to_numpy()
+    of_operator, known = _by_operator(table), _by_operator(original)
+    for operator, rows in _by_operator(changed).items():
         before = known.get(operator)
-        if before is None or not np.array_equal(values, before.drop(columns="operator").to_numpy()):
+        if before is None or not rows.equals(before):
             of_operator[operator] = rows
-    return pd.concat(list(of_operator.values()), ignore_index=True)
+    return stacked(list(of_operator.values()))
+
+
+def _by_operator(table: Table) -> dict[str, Table]:
+    """The rows of each operator, in the order in which they come."""
+    names = table["operator"].to_numpy()
+    return {name: table[names == name] for name in dict.fromkeys(names.tolist())}
 
 
 @contextmanager
@@ -155,7 +177,7 @@ def read_archive(path: Path) -> dict[str, Entry]:
     key, found = (path, path.stat().st_mtime_ns), {}
     for name, entry in _entries(*key).items():
         changed = {
-            kernel: {table: _read(*key, name, (kernel,)).tables[table] for table in members}
+            kernel: {table: _read(*key, name, (kernel,)).rows[table] for table in members}
             for kernel, members in entry["kernels"].items()
         }
         found[name] = Entry(_read(*key, name, ()), changed)
@@ -172,14 +194,16 @@ def write_archive(path: Path, entries: Mapping[str, Entry], notice: str) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     members: dict[str, str] = {}  # the text of each table to its member
 
-    def members_of(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-        texts = {name: table.round(3).to_csv(index=False, lineterminator="\n") for name, table in tables.items()}
+    def members_of(tables: Mapping[str, Table | pd.DataFrame]) -> dict[str, str]:
+        texts = {
+            name: frame_of(table).round(3).to_csv(index=False, lineterminator="\n") for name, table in tables.items()
+        }
         return {name: members.setdefault(text, f"tables/{len(members)}.csv") for name, text in texts.items()}
 
     index = {
         name: {
             "meta": meta_values(entry.profile.meta),
-            "tables": members_of(entry.profile.tables),
+            "tables": members_of(entry.profile.rows),
             "kernels": {kernel: members_of(tables) for kernel, tables in sorted(entry.kernels.items())},
         }
         for name, entry in sorted(entries.items())

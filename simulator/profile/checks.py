@@ -90,11 +90,11 @@ def differences(profile: Profile, model: Model, device: Device, block_size: int)
 def _share_of_peak(profile: Profile, model: Model, device: Device) -> tuple[float, str]:
     """The rate of the largest measured product of the first projection (2·tokens·parameters operations) as a share of
     the device's peak, and a sentence that says so."""
-    table = profile.tables["tokens"]
-    timed = set(table["operator"])
+    table = profile.rows["tokens"]
+    timed = set(table["operator"].tolist())
     weights = next(each for _, each in model.matrices(profile.meta.tensor_parallel_size) if each.name in timed)
-    largest = table[table["operator"] == weights.name].iloc[-1]
-    num_tokens, time_us = int(largest["num_tokens"]), float(largest["time_us"])
+    own = table[table["operator"] == weights.name]
+    num_tokens, time_us = int(own["num_tokens"][-1]), float(own["time_us"][-1])
     rate = 2 * num_tokens * weights.rows * weights.columns / (time_us * 1e-6)
     share = rate / max(device.flops.values())
     what = f"{weights.name} of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"

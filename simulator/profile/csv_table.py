@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from engine.documents import DocumentError, check_regular
 from simulator.profile.profile import ProfileError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MAX_BYTES = 256 << 20
 
@@ -18,6 +20,8 @@ def read_csv(path: Path) -> pd.DataFrame:
     Raises:
         ProfileError: it cannot be read, or is no CSV table.
     """
+    import pandas as pd  # imported late, as archives are read without it
+
     try:
         check_regular(path, _MAX_BYTES)
         table = pd.read_csv(path)

@@ -28,17 +28,24 @@ of the times. `simulator.profile.profile_folder` reads and writes a profile as a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from simulator.quantities import RANGES
+from simulator.table import Table, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 META = "meta.yaml"
+LIKE_EXPERTS = "like_experts"  # among `server` in a meta's source: times of the most alike experts that were timed
 KEYS = {
     "tokens": ("operator", "num_tokens"),
     "sequences": ("operator", "num_sequences"),
@@ -137,25 +144,30 @@ class ProfileMeta:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Tables by name, columns as in the module's description, sorted by their axes.
+    """Tables by name, columns as in the module's description, sorted by their axes; `tables` are the same as
+    DataFrames.
 
     Raises:
         ProfileError: a table or an operator is missing, or a table breaks the format.
     """
 
     meta: ProfileMeta
-    tables: dict[str, pd.DataFrame]
+    rows: Mapping[str, Any]  # `Table` each; DataFrames are taken, too
 
     def __post_init__(self) -> None:
-        missing = [name for name in _REQUIRED if name not in self.tables]
+        missing = [name for name in _REQUIRED if name not in self.rows]
         if missing:
-            raise ProfileError(f"no {' and '.join(missing)} table (there: {', '.join(self.tables) or 'none'})")
-        object.__setattr__(self, "tables", {name: _checked(name, table) for name, table in self.tables.items()})
+            raise ProfileError(f"no {' and '.join(missing)} table (there: {', '.join(self.rows) or 'none'})")
+        object.__setattr__(self, "rows", {name: _checked(name, table) for name, table in self.rows.items()})
         self._check_operators()
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        return {name: table.frame() for name, table in self.rows.items()}
 
     def _check_operators(self) -> None:
         for name, required in _OPERATORS.items():
-            there = set(self.tables[name]["operator"])
+            there = set(self.rows[name]["operator"].tolist())
             if name == "tokens" and self.meta.shape.get("kv_rank"):
                 required = ()  # the times of latent attention include its projections
             lacking = [operator for operator in required if operator not in there]
@@ -166,10 +178,10 @@ class Profile:
             uncounted = sorted(there - set(self.meta.calls))
             if uncounted:
                 raise ProfileError(f"{META}: calls of {', '.join(uncounted)} missing")
-        measured = {*self.tables["tokens"]["operator"], *self.tables["sequences"]["operator"]}
+        measured = {operator for name in _OPERATORS for operator in self.rows[name]["operator"].tolist()}
         if unmeasured := sorted(set(self.meta.calls) - measured):
             raise ProfileError(f"{', '.join(unmeasured)}: in the calls of {META}, but not measured")
-        attention = self.tables["attention"]
+        attention = self.rows["attention"]
         for kind, other in (("prefill_tokens", "num_decodes"), ("num_decodes", "prefill_tokens")):
             if not ((attention[kind] > 0) & (attention[other] == 0)).any():
                 raise ProfileError(f"attention: no rows with {other}=0, of {kind} alone")
@@ -191,41 +203,60 @@ class Profile:
         return found
 
 
-def _checked(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """`table` with its columns in order and its rows sorted by the axes."""
+def _checked(name: str, given: Table | pd.DataFrame) -> Table:
+    """The table with its columns in order and its rows sorted by the axes."""
     if name not in KEYS:
         raise ProfileError(f"{name}: unknown table (known: {', '.join(KEYS)})")
     keys = list(KEYS[name])
     columns = [*keys, "gain" if name == "uneven" else "time_us"]
-    if missing := [column for column in columns if column not in table.columns]:
+    table = given if isinstance(given, Table) else table_of(given)
+    if missing := [column for column in columns if column not in table]:
         raise ProfileError(
-            f"{name}: no column {', '.join(missing)} (there: {', '.join(map(str, table.columns))}); "
+            f"{name}: no column {', '.join(missing)} (there: {', '.join(table)}); "
             "times are in microseconds, in a column time_us"
         )
-    table = table[[*columns, *(["spread_us"] if "spread_us" in table.columns else [])]]
+    table = table[[*columns, *(["spread_us"] if "spread_us" in table else [])]]
     if table.empty:
         raise ProfileError(f"{name}: no rows")
-    for column in table.columns:
+    for column in table:
         if column in _TEXTS:
-            check_texts(name, table[column])
+            _check_texts(f"{name}: {column}", table[column].tolist())
         else:
-            check_numbers(name, table[column], "rest_us" if (name, column) == ("steps", "time_us") else column)
-    if name == "steps" and (unknown := set(table["kind"]) - set(_KINDS)):
+            quantity = "rest_us" if (name, column) == ("steps", "time_us") else column
+            _check_values(f"{name}: {column}", table[column].to_numpy(), quantity, range(len(table)))
+    if name == "steps" and (unknown := set(table["kind"].tolist()) - set(_KINDS)):
         raise ProfileError(f"steps: unknown kind {', '.join(sorted(unknown))} (known: {', '.join(_KINDS)})")
     _check_contexts(name, table)
-    if (twice := table.duplicated(keys)).any():
-        row = table[twice].iloc[0]
-        raise ProfileError(f"{name}: {', '.join(f'{key}={row[key]}' for key in keys)} is there twice")
     axes = [key for key in keys if key not in _TEXTS]
-    return table.astype(dict.fromkeys(axes, "int64")).sort_values(keys, ignore_index=True)
+    return _sorted(name, table.assign(**{axis: table[axis].to_numpy(np.int64) for axis in axes}), keys)
+
+
+def _sorted(name: str, table: Table, keys: list[str]) -> Table:
+    """`table` sorted by `keys`, of which no two rows have the same."""
+    ranks = np.array([np.unique(_sortable(table[key]), return_inverse=True)[1] for key in keys])
+    order = np.lexsort(ranks[::-1])
+    is_repeated = ~np.diff(ranks[:, order], axis=1).any(axis=0)
+    if is_repeated.any():
+        row = int(order[1:][is_repeated].min())
+        raise ProfileError(f"{name}: {', '.join(f'{key}={table[key][row]}' for key in keys)} is there twice")
+    return table[order]
+
+
+def _sortable(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(str) if values.dtype == object else values
 
 
 def check_texts(table: str, texts: pd.Series[Any]) -> None:
     """Raises ProfileError unless all values of a column are text."""
-    wrong = [(row, value) for row, value in texts.items() if not isinstance(value, str)]
+    _check_texts(f"{table}: {texts.name}", texts.tolist(), texts.index)
+
+
+def _check_texts(column: str, texts: list[Any], rows: Any = None) -> None:
+    """As `check_texts`; `rows` are the numbers of the rows, by default from 0."""
+    wrong = [row for row, value in enumerate(texts) if not isinstance(value, str)]
     if wrong:
-        row, value = wrong[0]
-        raise ProfileError(f"{table}: {texts.name}={value} in row {int(str(row)) + 1}: must be text")
+        number = wrong[0] if rows is None else int(rows[wrong[0]])
+        raise ProfileError(f"{column}={texts[wrong[0]]} in row {number + 1}: must be text")
 
 
 def check_numbers(
@@ -238,25 +269,36 @@ def check_numbers(
     Raises:
         ProfileError: a value is no number or out of range; the message names table, column, row and range.
     """
-    is_text = not pd.api.types.is_numeric_dtype(numbers) or pd.api.types.is_bool_dtype(numbers)
-    values = np.array([_as_number(cell) for cell in numbers]) if is_text else numbers.to_numpy(np.float64)
+    empty = numbers.isna().to_numpy() if may_be_missing else None
+    _check_values(f"{table}: {numbers.name}", numbers.to_numpy(), quantity, numbers.index, unit, empty)
+
+
+def _check_values(
+    column: str,
+    cells: NDArray[Any],
+    quantity: str,
+    rows: Any,
+    unit: float = 1.0,
+    empty: NDArray[np.bool_] | None = None,
+) -> None:
+    """As `check_numbers`; `rows` are the numbers of the rows, and `empty` says which may be missing."""
+    is_text = cells.dtype.kind not in "iuf"
+    values = np.array([_as_number(cell) for cell in cells]) if is_text else cells.astype(np.float64)
     with np.errstate(over="ignore"):
         values = values * unit
     limits = RANGES[quantity]
     wrong = ~((values >= limits.low) & (values <= limits.high))
     if limits.is_whole:
         wrong |= values != np.floor(values)
-    if may_be_missing:
-        wrong &= ~(numbers.isna().to_numpy() | (values == 0))
+    if empty is not None:
+        wrong &= ~(empty | (values == 0))
     if is_text and not wrong.any():  # true and false, or numbers that are written as text
         wrong[:] = True
     if wrong.any():
         row = int(np.argmax(wrong))
         needed = limits if unit == 1.0 else limits.scaled(1 / unit)
         hint = "; times are in microseconds" if unit == 1.0 and str(quantity).endswith("_us") else ""
-        raise ProfileError(
-            f"{table}: {numbers.name}={numbers.iloc[row]} in row {int(numbers.index[row]) + 1}: must be {needed}{hint}"
-        )
+        raise ProfileError(f"{column}={cells[row]} in row {int(rows[row]) + 1}: must be {needed}{hint}")
 
 
 def _as_number(cell: Any) -> float:
@@ -266,7 +308,7 @@ def _as_number(cell: Any) -> float:
         return math.nan
 
 
-def _check_contexts(name: str, table: pd.DataFrame) -> None:
+def _check_contexts(name: str, table: Table) -> None:
     """Raises ProfileError for a row whose chunk or decodes contradict their contexts."""
     if name not in ("attention", "deviations"):
         return
@@ -278,8 +320,8 @@ def _check_contexts(name: str, table: pd.DataFrame) -> None:
         without_chunk = table["prefill_tokens"] == 0
         wrong |= without_chunk & (is_alone | (table["prefill_context"] > 0))
     if wrong.any():
-        row = table[wrong].iloc[0]
-        sizes = ", ".join(f"{key}={row[key]:.0f}" for key in KEYS[name])
+        row = int(np.argmax(wrong))
+        sizes = ", ".join(f"{key}={table[key][row]:.0f}" for key in KEYS[name])
         raise ProfileError(
             f"{name}: {sizes} is no step: each of the decodes has a context of 1 or more, and without decodes or "
             "without a chunk its context is 0"

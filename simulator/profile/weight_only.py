@@ -6,7 +6,7 @@ many wait for products, which take longer than those of weights that need no wid
 
     time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
 
-Experts read more weights the more of them get tokens, so that theirs take at least the share of the bytes · time(tokens).
+Experts read more weights the more of them get tokens: theirs take at least the share of the bytes · time(tokens).
 
 `WIDENING` is fitted to two public runs of Qwen3-14B on an A100 (FP8 and AWQ, gpustack/gpustack,
 docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.board`).
@@ -17,22 +17,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
-from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE
 from simulator.profile.profile import Profile
+from simulator.table import groups, stacked
 
 _EXPERTS = "experts"
 WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
 
 
 def is_widened(model: Model, flops: dict[str, float]) -> bool:
-    """Whether all linear layers of a model are multiplied in its own dtype, though their weights take fewer bits."""
+    """Whether all products with a model's weights are in its own dtype, though these take fewer bits."""
     stored = model.quantization
     return (
         stored.weight_bits is not None
+        and model.num_expert_ranks == 1
         and stored.arithmetic not in flops
         and stored.is_weight_only_elsewhere
     )
@@ -42,16 +42,15 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
     """`profile`, of weights in 16 bits, for the weights of `model`."""
     matrices = {each.name: (each.rows, each.columns) for _, each in model.matrices(tensor_parallel_size)}
     parts = []
-    for operator, rows in profile.tables["tokens"].groupby("operator", sort=False):
+    for operator, rows in groups(profile.rows["tokens"], "operator"):
         if operator in matrices:
             matrix, formats = matrices[str(operator)], (model.quantization, NONE)
             sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
-            most = rows.iloc[-1]
-            token_us = WIDENING[model.quantization.weight_bits or 8] * most["time_us"] / most["num_tokens"]
-            products = token_us * rows["num_tokens"]
-            read = rows["time_us"] if operator in _EXPERTS else rows["time_us"].iloc[0]
-            rows = rows.assign(time_us=np.maximum(products, sizes[0] / sizes[1] * read))
+            times_us, num_tokens = rows["time_us"].to_numpy(), rows["num_tokens"].to_numpy()
+            token_us = WIDENING[model.quantization.weight_bits or 8] * times_us[-1] / num_tokens[-1]
+            read = times_us if operator == _EXPERTS else times_us[0]
+            rows = rows.assign(time_us=np.maximum(token_us * num_tokens, sizes[0] / sizes[1] * read))
         parts.append(rows)
     source = {**profile.meta.source, "quantization": model.quantization.name}
-    tables = {**profile.tables, "tokens": pd.concat(parts, ignore_index=True)}
+    tables = {**profile.rows, "tokens": stacked(parts)}
     return Profile(replace(profile.meta, source=source), tables)

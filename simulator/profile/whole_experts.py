@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
-
 from simulator.profile.profile import Profile
+from simulator.table import stacked
 
 _NOTHING_US = 1e-3
 
@@ -19,13 +18,13 @@ def with_whole_experts(profile: Profile, num_ranks: int, *, apart: bool) -> Prof
             (`simulator.costs.ranks`); what the ranks exchange must have been timed.
     """
     needed = ("experts", "exchange") if apart else ("experts",)
-    if any(name not in profile.tables or num_ranks not in set(profile.tables[name]["num_ranks"]) for name in needed):
+    if any(name not in profile.rows or num_ranks not in profile.rows[name]["num_ranks"] for name in needed):
         return None
-    tokens, table = profile.tables["tokens"], profile.tables["experts"]
+    tokens, table = profile.rows["tokens"], profile.rows["experts"]
     if apart:
         experts = tokens[tokens["operator"] == "experts"].assign(time_us=_NOTHING_US)
     else:
-        experts = table[table["num_ranks"] == num_ranks].drop(columns="num_ranks").assign(operator="experts")
-    tokens = pd.concat([tokens[tokens["operator"] != "experts"], experts], ignore_index=True)
+        experts = table[table["num_ranks"] == num_ranks].without("num_ranks").assign(operator="experts")
+    tokens = stacked([tokens[tokens["operator"] != "experts"], experts])
     source = {**profile.meta.source, "expert_ranks": num_ranks}
-    return Profile(replace(profile.meta, source=source), {**profile.tables, "tokens": tokens})
+    return Profile(replace(profile.meta, source=source), {**profile.rows, "tokens": tokens})

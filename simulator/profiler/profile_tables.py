@@ -50,7 +50,7 @@ def make_profile(samples: Samples, meta: ProfileMeta, model: Model, split: Split
     operators = Profile(meta, {name: table for name, table in tables.items() if len(table)})
     cost = ProfiledCost(operators, model, meta.tensor_parallel_size, _NOTHING_FITTED, of_means=False)
     steps = _step_table(samples, cost, split, on_a_line)
-    return replace(operators, tables=operators.tables | ({"steps": steps} if len(steps) else {}))
+    return replace(operators, rows={**operators.rows} | ({"steps": steps} if len(steps) else {}))
 
 
 def mean_over_median(samples: Samples) -> float:

@@ -6,10 +6,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.inferencex.apart import points, rows, selections, unsimulated
+from experiments.inferencex.apart import FILE, Side, points, rows, selections, unsimulated
 from tests.harness.measured.builders import ROW
 
 SIDE = {"num_workers": 1, "tp_size": 4, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 4, "moe_ep_size": 1}
@@ -50,6 +51,14 @@ def test_a_row_that_tells_too_little_of_its_servers_is_left_out(tmp_path: Path) 
 def test_selections_can_be_sent_to_processes(tmp_path: Path) -> None:
     found = list(selections(table(tmp_path, {}, {}, {"system": "b200_sxm"})))
     assert pickle.loads(pickle.dumps(found)) == found and len(found) == 2
+
+
+def test_a_recipe_says_more_of_a_server_than_its_row() -> None:
+    recipe = pd.Series({"decode_ranks": 4, "decode_seats": 16.0, "decode_tokens": np.nan})
+    assert Side(2, 4, 1, True).by(recipe, "decode") == Side(2, 1, 4, True, seats=16, tokens=None)
+    recipes = pd.read_csv(FILE)
+    assert recipes["id"].is_unique and len(recipes) > 200
+    assert (recipes[["prefill_ranks", "decode_ranks"]] >= 1).all(axis=None)
 
 
 @pytest.mark.long

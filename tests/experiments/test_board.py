@@ -12,7 +12,7 @@ from experiments import RESULTS, ROOT
 from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
 from experiments.board.pages import write_pages
-from experiments.board.point import FLEET, Point, flat, loop_throughput, table_of
+from experiments.board.point import APART, FLEET, Point, flat, loop_throughput, table_of
 from harness.engines.resolving.known_error import RunClass
 
 KIND = RunClass("kernels", "H100", "dense", "llama", "fp8", "closed loop")
@@ -43,6 +43,14 @@ def test_known_errors_are_of_single_servers_of_vllm() -> None:
     whole = found[(found["load"] == "closed loop") & (found["model"] == "llama")].iloc[0]
     assert whole["runs"] == 2 and whole["tpot_signed"] == pytest.approx(5) and whole["tpot_median"] == pytest.approx(15)
     assert len(found) == 5  # a row for each level
+
+
+def test_known_errors_of_fleets_with_prompts_apart_are_their_own() -> None:
+    apart = replace(POINT, id="b", kind=KIND._replace(load=APART), predicted={"tpot": 11.0, "ttft": 40.0})
+    found = known_errors(table_of(map(flat, [POINT, apart])))
+    whole = found[found["load"] == APART]
+    assert set(whole["runs"]) == {1} and (whole["ttft_signed"] < 0).all() and len(whole) == 4  # a level less
+    assert (found[found["load"] != APART]["ttft_signed"] > 0).all()
 
 
 def test_throughput_of_a_loop_is_what_its_latencies_leave() -> None:

@@ -49,7 +49,7 @@ def seen(arrivals: Arrivals, service_ns: int = 0) -> list[tuple[int, int]]:
         ([0, 0, 0], FrontEndTimes(10), 2, [15, 15, 15]),
         ([0, 0], FrontEndTimes(10), 2, [10, 10]),
         ([0, 0], FrontEndTimes(0, 2.0), 1, [14, 34]),  # prompts of 7 and 10 tokens, one after the other
-        ([0, 0], FrontEndTimes(0, 2.0), 2, [7, 17]),
+        ([0, 0], FrontEndTimes(0, 2.0), 2, [14, 20]),
         ([3, 3], FrontEndTimes(10, 0.0, 100), 1, [123, 123]),
     ],
 )

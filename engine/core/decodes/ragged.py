@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.clock import DecodeClock
-from engine.core.decodes.interface import can_be_found
+from engine.core.decodes.interface import Decodes, can_be_found
 from engine.core.decodes.step_sums import StepSums
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
@@ -81,20 +81,14 @@ class _Entry(NamedTuple):
         return self.position.joined + self.parts.shape[1]
 
 
-class RaggedDecodes:
+class RaggedDecodes(Decodes):
     """Sequences that decode up to 1 + num_drafts tokens per step, in the order they joined."""
 
     def __init__(
         self, block_size: int, longest: int, num_drafts: int, trajectory: Trajectory, *, plans_ahead: bool = False
     ) -> None:
         self.clock = DecodeClock()
-        self.sequences: dict[Sequence, None] = {}
-        self.fresh: dict[Sequence, None] = {}
-        self.findable: dict[Sequence, None] = {}
-        self.late: dict[Sequence, None] = {}
-        self.resting: dict[Sequence, None] = {}
-        self.tokens_per_decode = 1 + num_drafts
-        self.drafts: Drafts | None = None
+        super().__init__(tokens_per_decode=1 + num_drafts)
         self._block_size = block_size
         self._longest = longest
         self._num_drafts = num_drafts

@@ -15,7 +15,7 @@ from collections import abc
 import numpy as np
 
 from engine.core.clock import DecodeClock
-from engine.core.decodes.interface import can_be_found
+from engine.core.decodes.interface import Decodes, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import BlockGrowth, Drafts
@@ -23,17 +23,11 @@ from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
 
-class UnforeseenDecodes:
+class UnforeseenDecodes(Decodes):
     """Sequences that decode up to 1 + num_drafts tokens per step, in the order they joined."""
 
     def __init__(self, block_size: int, longest: int, num_drafts: int) -> None:
-        self.sequences: dict[Sequence, None] = {}
-        self.fresh: dict[Sequence, None] = {}
-        self.findable: dict[Sequence, None] = {}
-        self.tokens_per_decode = 1 + num_drafts
-        self.drafts: Drafts | None = None
-        self.late: abc.Collection[Sequence] = ()
-        self.resting: abc.Collection[Sequence] = ()
+        super().__init__(tokens_per_decode=1 + num_drafts)
         self._block_size = block_size
         self._longest = longest
         self._num_drafts = num_drafts

@@ -18,7 +18,7 @@ from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import NEVER, Decodes, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import BlockGrowth, Drafts, make_growth
+from engine.core.plan import BlockGrowth, make_growth
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork, make_work
 
@@ -26,18 +26,12 @@ _NOTHING_DUE: dict[Sequence, list[int]] = {}
 _NO_GROWTH = BlockGrowth(0, [], [])
 
 
-class UniformDecodes:
+class UniformDecodes(Decodes):
     """Sequences that decode one token per step, in the order they joined."""
 
     def __init__(self, block_size: int) -> None:
-        self.tokens_per_decode = 1
-        self.drafts: Drafts | None = None
-        self.late: abc.Collection[Sequence] = ()
-        self.resting: abc.Collection[Sequence] = ()
+        super().__init__(tokens_per_decode=1)  # its sequences with boundary phase and final clock value
         self.clock = DecodeClock()
-        self.sequences: dict[Sequence, tuple[int, int]] = {}  # with boundary phase and final clock value
-        self.fresh: dict[Sequence, None] = {}
-        self.findable: dict[Sequence, None] = {}
         self._num_context_tokens = 0
         self._num_squared_context_tokens = 0
         self._block_size = block_size
@@ -67,6 +61,8 @@ class UniformDecodes:
 
     def remove(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
+        phase: int
+        end: int
         phase, end = self.sequences.pop(sequence)
         if self.fresh:
             self.fresh.pop(sequence, None)

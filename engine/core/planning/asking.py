@@ -135,3 +135,16 @@ AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
 # From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
 make_admit = partial(tuple.__new__, Admit)
 _make_state = partial(tuple.__new__, AdmissionState)
+
+
+def admit_what_fits(need: Need, state: AdmissionState) -> Admit | Wait:
+    """Whoever has a seat, tokens and blocks may enter, with a part of its prompt where that may be cut."""
+    _, free_tokens, may_cut, free_seats, free_blocks, _, _, _ = state
+    if need.seats > free_seats:
+        return WAIT
+    num_tokens = need.tokens
+    if num_tokens > free_tokens:
+        if not may_cut or need.padding:
+            return WAIT_FOR_A_STEP
+        num_tokens = free_tokens
+    return make_admit((num_tokens,)) if need.blocks <= free_blocks else WAIT

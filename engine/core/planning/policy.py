@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 from engine.core.admission.need import Need
 from engine.core.admission.waiting_queue import QueueOrder, WaitingQueue
 from engine.core.plan import StepDraft
-from engine.core.planning.asking import WAIT, WAIT_FOR_A_STEP, AdmissionState, Admit, Wait, make_admit
+from engine.core.planning.asking import AdmissionState, Admit, Wait, admit_what_fits
 from engine.core.planning.policy_options import NoOptions
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.running.preemption import Preemption
@@ -74,22 +74,10 @@ class BasePolicy:
         return WaitingQueue(self.order)
 
     def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
-        if need.seats > state.free_seats:
-            return WAIT
-        num_tokens = need.tokens
-        if num_tokens > state.free_tokens:
-            if not state.may_cut or need.padding:
-                return WAIT_FOR_A_STEP
-            num_tokens = state.free_tokens
-        return make_admit((num_tokens,)) if need.blocks <= state.free_blocks else WAIT
+        return admit_what_fits(need, state)
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        planner.decode(draft)
-        budget = planner.max_num_batched_tokens - planner.running.decodes.num_step_tokens
-        if planner.running.prefilling:
-            budget = planner.continue_prefills(draft, budget)
-        if not draft.is_starved:
-            planner.admit(draft, budget, cut="any")
+        planner.decode_and_prefill(draft)
 
 
 def nanoseconds(seconds: float) -> int:

@@ -56,6 +56,15 @@ class StepPlanner(GivingWay):
         self.chunk_tokens = self.limits.chunk_tokens
         self.admission.bind(self.limits)
 
+    def decode_and_prefill(self, draft: StepDraft) -> None:
+        """All decodes, then prompt chunks in what the token budget leaves; nobody enters a step that preempts."""
+        self.decode(draft)
+        budget = self.max_num_batched_tokens - self.running.decodes.num_step_tokens
+        if self.running.prefilling:
+            budget = self.continue_prefills(draft, budget)
+        if not draft.is_starved:
+            self.admit(draft, budget, cut="any")
+
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
         running, blocks = self.running, self._blocks

@@ -5,17 +5,15 @@ It differs from `mixed` only when blocks run out: a prompt that was admitted bef
 
 from __future__ import annotations
 
-from collections import abc
 from dataclasses import dataclass
 
 from engine.core.admission.need import Padding
 from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.plan import StepDraft
+from engine.core.planning.in_admission_order import plan_running
 from engine.core.planning.policy import BasePolicy
-from engine.core.planning.rationing import ration
-from engine.core.planning.step_planner import NO_CHUNKS, StepPlanner
+from engine.core.planning.step_planner import StepPlanner
 from engine.core.running.preemption import Preemption
-from engine.core.sequence import Sequence
 
 PADDINGS = ("never", "or_waits", "with_decodes", "always")
 
@@ -59,18 +57,7 @@ class AdmissionOrder(BasePolicy):
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         if planner.bounds_chunks and not self._options.cuts_alone:
             planner.bound_chunks(is_alone=len(planner.running.sequences) + len(planner.waiting) <= 1)
-        chunks, budget = NO_CHUNKS, planner.max_num_batched_tokens - planner.running.decodes.num_step_tokens
-        num_blocks = planner.num_blocks_due()
-        if planner.running.prefilling:
-            chunks, budget = self._chunks(planner, budget)
-            num_blocks += sum([planner.missing_blocks(s, n) for s, n in chunks.items()])
-        if num_blocks > planner.num_free_blocks:
-            chunks, budget = ration(planner, draft, ends=self._options.ends_with_giving_way)
-        for sequence, num_tokens in chunks.items():
-            planner.extend(sequence, num_tokens)
-        planner.plan_decodes(draft, chunks)
-        for sequence, num_tokens in chunks.items():
-            planner.plan_chunk(draft, sequence, num_tokens)
+        budget = plan_running(planner, draft, ends=self._options.ends_with_giving_way)
         if not draft.is_starved:
             if self._pads and planner.running.decodes.tokens_per_decode > 1:
                 planner.admission.needs.padding = self._padding(planner, draft)
@@ -82,16 +69,6 @@ class AdmissionOrder(BasePolicy):
         if draft.prefills or not (draft.num_decodes or rule == "always"):
             return None
         return Padding(num_drafts, planner.longest, draft.num_decodes > 0, rule == "or_waits")
-
-    def _chunks(self, planner: StepPlanner, budget: int) -> tuple[abc.Mapping[Sequence, int], int]:
-        """Tokens of each cut prompt if blocks do not run out, and what is left of the budget."""
-        chunks = {}
-        for sequence in planner.running.prefilling:
-            if budget <= 0:
-                break
-            chunks[sequence] = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            budget -= chunks[sequence]
-        return chunks, budget
 
 
 POLICY = AdmissionOrder

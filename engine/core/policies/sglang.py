@@ -20,6 +20,7 @@ from engine.core.sglang.budget import MOST_NEW_TOKENS, NewTokenRatio, max_new_to
 from engine.core.sglang.decoding import decode, mix
 from engine.core.sglang.prompts import plan_prompts
 from engine.core.sglang.queue import SCHEDULE_POLICIES, SglangQueue
+from engine.core.sglang.receiving import Receiving
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,23 @@ class SglangOptions:
         enable_mixed_chunk: decodes take part in steps with prompts.
         ignore_eos: all requests generate as many tokens as they may, as those of benchmarks do, and the scheduler
             knows it.
+        scheduler_recv_interval: requests are received in one of so many steps with decodes alone, and behind a step
+            with prompts.
     """
 
     schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     ignore_eos: bool = False
+    scheduler_recv_interval: int = 1
 
     def __post_init__(self) -> None:
         if self.schedule_policy not in SCHEDULE_POLICIES:
             raise ValueError(f"schedule_policy={self.schedule_policy!r}: choose one of {', '.join(SCHEDULE_POLICIES)}")
         if not 0 <= (factor := self.schedule_conservativeness) <= 100:
             raise ValueError(f"schedule_conservativeness={factor:g}: must be >= 0 and <= 100")
+        if (interval := self.scheduler_recv_interval) < 1:
+            raise ValueError(f"scheduler_recv_interval={interval}: must be >= 1")
 
 
 class Sglang(BasePolicy):
@@ -59,7 +65,11 @@ class Sglang(BasePolicy):
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: SglangOptions) -> None:
         super().__init__(order, preemption, options)
-        self._options, self._queue = options, SglangQueue(options.schedule_policy)
+        self._options, self._queue = (
+            options,
+            SglangQueue(options.schedule_policy, receives_late=options.scheduler_recv_interval > 1),
+        )
+        self._receiving, self._had_prompts = Receiving(options.scheduler_recv_interval), False
         self._batch = RunningBatch()
         self._ratio = NewTokenRatio(options.schedule_conservativeness)
         self._last: Sequence | None = None  # one of those of the last step
@@ -69,7 +79,7 @@ class Sglang(BasePolicy):
 
     def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
         """For the horizon only: while the batch is full nobody is looked at."""
-        return WAIT if self._batch.is_full else WAIT_FOR_A_STEP
+        return WAIT if self._batch.is_full and not self._queue.unseen else WAIT_FOR_A_STEP
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         blocks, running, batch = planner.admission.blocks, planner.running, self._batch
@@ -78,6 +88,9 @@ class Sglang(BasePolicy):
         self._ratio.follow(running.num_decode_steps)
         if not running.sequences and self._was_idle():
             self._ratio.reset()
+        is_idle, had_prompts = not running.sequences, self._had_prompts
+        if self._receiving.is_due(running.num_decode_steps, is_idle=is_idle, had_prompts=had_prompts):
+            self._queue.receive()
         batch.follow(running, blocks)
         num_mixed = len(batch.sequences) if self._options.enable_mixed_chunk else 0
         share = 1.0 if self._options.ignore_eos else self._ratio.current
@@ -88,6 +101,7 @@ class Sglang(BasePolicy):
             decode(planner, draft, blocks, batch, self._ratio)
         elif num_mixed:
             mix(planner, draft, blocks, batch, self._ratio)
+        self._had_prompts = bool(draft.prefills)
         self._last = next(iter(batch.joining or batch.sequences), self._last)
 
     def _was_idle(self) -> bool:

@@ -14,9 +14,10 @@ from engine.core.planning.asking import WAIT, WAIT_FOR_A_STEP, AdmissionState, A
 from engine.core.planning.policy import BasePolicy
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.running.preemption import Preemption
+from engine.core.trtllm.batch_wait import BatchWait
 from engine.core.trtllm.capacity import Capacity, Fitting
 from engine.core.trtllm.chunking import SHARES
-from engine.core.trtllm.prompts import plan_prompts, take_part
+from engine.core.trtllm.prompts import chunk_sizes, plan_prompts, take_part
 
 CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
@@ -32,15 +33,24 @@ class TrtllmOptions:
             prompts are computed only while nobody decodes.
         context_chunking_policy: who gets the tokens of a step that has not enough for all prompts:
             first_come_first_served each in turn all that is left, equal_progress all the same.
+        batch_wait_timeout_iters: for how many steps prompts wait for more of them while others decode.
+        batch_wait_max_tokens_ratio: share of `max_num_batched_tokens` from which a step is worth its prompts, so that
+            they wait no longer; 0: they never wait.
     """
 
     capacity_scheduler_policy: str = "guaranteed_no_evict"
     context_chunking_policy: str = "first_come_first_served"
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         for name, names in (("capacity_scheduler_policy", CAPACITY_POLICIES), ("context_chunking_policy", SHARES)):
             if (value := getattr(self, name)) not in names:
                 raise ValueError(f"{name}={value!r}: choose one of {', '.join(names)}")
+        if self.batch_wait_timeout_iters < 0:
+            raise ValueError(f"batch_wait_timeout_iters={self.batch_wait_timeout_iters}: must be 0 or more")
+        if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
+            raise ValueError(f"batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio}: must be within 0 and 1")
 
 
 class Trtllm(BasePolicy):
@@ -57,6 +67,7 @@ class Trtllm(BasePolicy):
         super().__init__(order, preemption, options)
         self._policy = options.capacity_scheduler_policy
         self._share = SHARES[options.context_chunking_policy]
+        self._wait = BatchWait(options.batch_wait_timeout_iters, options.batch_wait_max_tokens_ratio)
         self._may_change = False  # whether somebody may enter the next step though nothing is released
 
     def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
@@ -69,8 +80,12 @@ class Trtllm(BasePolicy):
         fitting = self._fitting(Capacity(planner, blocks))
         for victim in fitting.victims:
             planner.preempt(draft, victim)
-        prompts, budget = take_part(planner, fitting)
-        is_complete = plan_prompts(planner, draft, blocks, prompts, budget, self._share)
+        part = take_part(planner, fitting)
+        sizes = chunk_sizes(planner, blocks, part, self._share)
+        num_prompt_tokens = sum(each.num_tokens for each, size in sizes.items() if size)
+        if self._wait.holds_back(num_prompt_tokens, part.num_decodes, planner.max_num_batched_tokens):
+            sizes, fitting.may_change = {}, True
+        is_complete = plan_prompts(planner, draft, blocks, sizes, part.budget)
         self._may_change = fitting.may_change or not is_complete or bool(fitting.victims)
         if running.decodes.sequences:
             planner.plan_decodes(draft)

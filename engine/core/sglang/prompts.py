@@ -25,7 +25,7 @@ def plan_prompts(
 ) -> None:
     """Go on with the prompt that is cut, and admit from the queue; the numbers as those of `PrefillBudget`."""
     seats = planner.limits.max_num_seqs
-    if (batch.is_full or not queue) and batch.chunked is None:
+    if (batch.is_full or not queue.sequences) and batch.chunked is None:
         return
     num_left = min(seats - len(batch.sequences), seats - len(planner.running.sequences))
     if num_left <= 0 and batch.chunked is None:
@@ -41,7 +41,7 @@ def plan_prompts(
     if batch.chunked is not None and not prompts.go_on(batch.chunked):
         return
     num_left = min(num_left + len(chunks), seats - len(batch.sequences))
-    while queue and budget.verdict is not Verdict.STEP_IS_FULL:
+    while queue.sequences and budget.verdict is not Verdict.STEP_IS_FULL:
         batch.is_full |= len(chunks) >= num_left
         verdict = Verdict.STEP_IS_FULL if batch.is_full else prompts.admit(queue)
         if verdict is Verdict.NO_MEMORY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from engine.core.admission.waiting_queue import WaitingQueue, by_arrival
 from engine.core.hashing import chain_hash
@@ -22,14 +23,26 @@ class SglangQueue(WaitingQueue):
 
     Args:
         rule: one of `SCHEDULE_POLICIES`.
+        receives_late: who comes is not seen before `receive`.
+
+    Attributes:
+        sequences: those that are seen.
+        unseen: the others.
     """
 
-    def __init__(self, rule: str) -> None:
+    def __init__(self, rule: str, *, receives_late: bool = False) -> None:
         super().__init__(by_arrival)
         self.sequences: list[Sequence] = []
+        self.unseen: list[Sequence] = []
+        self._receives_late = receives_late
         self._rule = rule
         self._num_passes = 0
         self._num_refreshes = 0
+
+    def receive(self) -> None:
+        """See all that have come."""
+        self.sequences += self.unseen
+        self.unseen.clear()
 
     def sort(self, blocks: RadixManager) -> None:
         """Put the queue in order; of equals, those who were before others stay before them."""
@@ -73,30 +86,31 @@ class SglangQueue(WaitingQueue):
         return lengths
 
     def __len__(self) -> int:
-        return len(self.sequences)
+        return len(self.sequences) + len(self.unseen)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.sequences)
+        return chain(self.sequences, self.unseen)
 
     @property
     def head(self) -> Sequence:
-        return self.sequences[0]
+        return (self.sequences or self.unseen)[0]
 
     @property
     def candidate(self) -> Sequence | None:
-        return self.sequences[0] if self.sequences else None
+        return self.head if self else None
 
     def push(self, sequence: Sequence) -> None:
-        self.sequences.append(sequence)
+        is_new = sequence.num_preemptions == 0
+        (self.unseen if self._receives_late and is_new else self.sequences).append(sequence)
 
     def pop(self) -> Sequence:
         return self.sequences.pop(0)
 
     def first(self, count: int) -> list[Sequence]:
-        return self.sequences[:count]
+        return [*islice(self, count)]
 
     def remove(self, sequence: Sequence) -> None:
-        self.sequences.remove(sequence)
+        (self.unseen if sequence in self.unseen else self.sequences).remove(sequence)
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        assert len({*self.sequences}) == len(self.sequences), "a sequence waits twice"
+        assert len({*self}) == len(self), "a sequence waits twice"

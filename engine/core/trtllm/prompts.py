@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.core.kv.stored import StoredManager
 from engine.core.plan import StepDraft
 from engine.core.planning.step_planner import StepPlanner
@@ -9,17 +11,29 @@ from engine.core.sequence import Sequence
 from engine.core.trtllm.capacity import Fitting
 from engine.core.trtllm.chunking import Context, Share, whole_or_shared
 
-Prompts = dict[Sequence, Context]
+
+class Part(NamedTuple):
+    """Who could take part in a step.
+
+    Attributes:
+        prompts: in order.
+        budget: tokens that the decodes leave for them.
+        num_decodes: that take part.
+    """
+
+    prompts: dict[Sequence, Context]
+    budget: int
+    num_decodes: int
 
 
-def take_part(planner: StepPlanner, fitting: Fitting) -> tuple[Prompts, int]:
-    """The prompts that the step could compute, in order, and the tokens that its decodes leave for them.
+def take_part(planner: StepPlanner, fitting: Fitting) -> Part:
+    """Who could take part in the step.
 
     Decodes that do not fit sit the step out. Where prompts are not cut, each is charged in its turn, and nobody gets
     anything after the first one for whom the tokens are not enough.
     """
     decodes, budget = planner.running.decodes.sequences, planner.max_num_batched_tokens
-    prompts: Prompts = {}
+    prompts: dict[Sequence, Context] = {}
     served: set[Sequence] = set()
     for sequence in fitting.sequences:
         num_cached = fitting.num_cached.get(sequence, 0)
@@ -38,27 +52,36 @@ def take_part(planner: StepPlanner, fitting: Fitting) -> tuple[Prompts, int]:
             prompts[sequence] = context
     for sequence in [each for each in decodes if each not in served]:
         planner.running.pause(sequence)
-    return prompts, budget
+    if not planner.limits.cuts_prompts:
+        budget += sum(max(1, each.cost(each.num_left)) for each in prompts.values())
+    return Part(prompts, budget, len(served))
 
 
-def plan_prompts(
-    planner: StepPlanner, draft: StepDraft, blocks: StoredManager, prompts: Prompts, budget: int, share: Share
-) -> bool:
-    """Plan chunks of `prompts` within `budget` tokens, those first that stay cut; False if somebody got none.
+def chunk_sizes(planner: StepPlanner, blocks: StoredManager, part: Part, share: Share) -> dict[Sequence, int]:
+    """Tokens of each prompt that the step could compute, those of its stored blocks included; 0: it waits.
 
     Args:
         share: shares out tokens that are not enough for all.
     """
-    sizes = [each.num_left for each in prompts.values()]
+    sizes = [each.num_left for each in part.prompts.values()]
     if planner.limits.cuts_prompts:
         longest = planner.max_num_batched_tokens
-        sizes = whole_or_shared([*prompts.values()], budget, longest, blocks.block_size, share)
-    else:
-        budget += sum(max(1, each.cost(each.num_left)) for each in prompts.values())
-    chosen = sorted(zip(prompts, sizes, strict=True), key=lambda each: each[1] == prompts[each[0]].num_left)
+        sizes = whole_or_shared([*part.prompts.values()], part.budget, longest, blocks.block_size, share)
+    return dict(zip(part.prompts, sizes, strict=True))
+
+
+def plan_prompts(
+    planner: StepPlanner, draft: StepDraft, blocks: StoredManager, sizes: dict[Sequence, int], budget: int
+) -> bool:
+    """Plan chunks of these `sizes` within `budget` tokens, those first that stay cut; False if somebody got none."""
+
+    def is_last(each: tuple[Sequence, int]) -> bool:
+        sequence, size = each
+        return size == sequence.num_tokens - sequence.num_computed_tokens
+
     num_due = planner.num_blocks_due()
     is_complete = True
-    for sequence, size in chosen:
+    for sequence, size in sorted(sizes.items(), key=is_last):
         num_tokens = _chunk(planner, draft, blocks, sequence, min(size, budget), budget, num_due) if size else 0
         budget -= num_tokens
         is_complete &= num_tokens > 0

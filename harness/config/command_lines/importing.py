@@ -10,7 +10,7 @@ from harness.config.command_lines.option_names import with_options
 from harness.config.command_lines.sglang import import_line as sglang_import
 from harness.config.command_lines.translation import Translation
 from harness.config.command_lines.trtllm import import_line as trtllm_import
-from harness.config.command_lines.vllm import import_line as vllm_import
+from harness.config.command_lines.vllm import fleet_lines as vllm_import
 from harness.config.composing.conf_tree import CONF
 from harness.errors import ConfigError
 
@@ -19,7 +19,8 @@ _TRANSLATE = dict(zip(KEYS, (vllm_import.translate, sglang_import.translate, trt
 
 def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Translation:
     """The arguments of run.py with `import_vllm=...` or that of another tool replaced by overrides, which yield to all
-    that is given beside it, and names of models and devices by the options they mean.
+    that is given beside it, and names of models and devices by the options they mean. `import_vllm` may be given
+    several times, for several servers.
 
     Args:
         folders: configuration trees, whose models are known by their names on Hugging Face.
@@ -31,11 +32,11 @@ def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Trans
     commands = [(key, text.partition("=")[2]) for text in arguments for key in KEYS if text.startswith(f"{key}=")]
     if not commands:
         return Translation(arguments, [])
-    key, command = commands[0]
-    if len(commands) > 1:
+    key = commands[0][0]
+    if len(commands) > 1 and (key != KEYS[0] or any(other != key for other, _ in commands)):
         raise ConfigError(f"{key}: given {len(commands)} times; one run has one command line")
     others = [text for text in arguments if text.partition("=")[0] not in KEYS]
     given = {text.lstrip("+~").partition("=")[0] for text in others if "=" in text and not text.startswith("-")}
-    imported, notes = _TRANSLATE[key](command, given, folders)
+    imported, notes = _TRANSLATE[key]("\n".join(text for _, text in commands), given, folders)
     at = next((index for index, text in enumerate(others) if "=" in text and not text.startswith("-")), len(others))
     return Translation([*others[:at], *imported, *others[at:]], notes)

@@ -10,7 +10,7 @@ _COMMON = {
     "h200141gb": "h200", "b200sxm": "b200", "b300sxm": "b300", "a100": "a100-80gb", "a100sxm": "a100-80gb",
     "a100sxm4": "a100-80gb", "a100sxm80gb": "a100-80gb", "a100sxm40gb": "a100-40gb", "pro6000": "rtx-pro-6000",
     "rtx6000pro": "rtx-pro-6000", "rtxpro6000blackwell": "rtx-pro-6000", "3090": "rtx-3090", "4090": "rtx-4090",
-    "5090": "rtx-5090",
+    "5090": "rtx-5090", "a6000": "rtx-a6000", "h20sxm": "h20", "h2096gb": "h20",
 }  # fmt: skip
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|\bgpu\b", re.IGNORECASE)
 

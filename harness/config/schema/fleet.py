@@ -116,6 +116,9 @@ class PoolConfig(ConfigModel):
         max_num_batched_tokens: tokens of a step.
         gpu_memory_utilization: share of the device's memory.
         num_blocks: KV-cache blocks.
+        max_model_len: longest sequence.
+        kv_cache_memory_bytes: the KV cache of each GPU.
+        engine: keys of engine that differ, such as {max_graph_tokens:0}.
         scheduler: keys of scheduler that differ, such as {async_scheduling:false}.
         tiers: keys of tiers that differ, such as {host:{gib:100},offload:true}.
     """
@@ -132,6 +135,9 @@ class PoolConfig(ConfigModel):
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] | None = None
     gpu_memory_utilization: Fraction | None = None
     num_blocks: Annotated[int, within("num_blocks")] | None = None
+    max_model_len: Annotated[int, within("max_model_len")] | None = None
+    kv_cache_memory_bytes: Annotated[int, within("memory_bytes")] | None = None
+    engine: dict[str, Any] = {}
     scheduler: dict[str, Any] = {}
     tiers: dict[str, Any] = {}
 

@@ -20,6 +20,7 @@ AUTO = "auto"  # as cost.profile: the profile of the run's model and device that
 
 
 ALL_GATHER: Literal["allgather_reducescatter"] = "allgather_reducescatter"
+HIGH_THROUGHPUT: Literal["deepep_high_throughput"] = "deepep_high_throughput"
 All2AllBackend = Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"]
 
 
@@ -123,8 +124,8 @@ class DeviceConfig(ConfigModel):
             reads it for itself, as FlashAttention 2 does on A100.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
-        kernel_times: how many times as long kernels take here as on `aiconfigurator_system`, where that is another card
-            with the same chip; such times price one GPU, as links differ.
+        kernels_like: the option of `device` whose measured kernels, scaled by the rates of both, price models that were
+            not timed on this one; null for none, as for a device that is like no other.
     `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
     has its cost and its energy per token; null where none is known.
     """
@@ -141,7 +142,7 @@ class DeviceConfig(ConfigModel):
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
     shares_kv_reads: bool = True
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
-    kernel_times: Annotated[float, Field(gt=0.1, le=10)] = 1.0
+    kernels_like: Text | None = None
     price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
     tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
 

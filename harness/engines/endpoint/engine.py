@@ -190,10 +190,10 @@ class EndpointEngine:
         """Make texts beforehand, warm up, and empty the cache."""
         if self._settings.sends_text:
             self._tokenizer = make_tokenizer(self._settings, self._client)
-            if "session_id" not in self._trace.table:  # what a turn begins with is known when it is sent
-                for row in range(len(self._trace.table)):
+            if "session_id" not in self._trace.rows:  # what a turn begins with is known when it is sent
+                for row in range(len(self._trace.rows)):
                     self._texts[row] = await self._prompt(self._prompts.make(row, 0))  # type: ignore[assignment]
-        for row in range(min(self._settings.warm_up_requests, len(self._trace.table))):
+        for row in range(min(self._settings.warm_up_requests, len(self._trace.rows))):
             request = self._prompts.make(row, 0)
             prompt = self._texts[row] if row in self._texts else await self._prompt(request)
             await self._client.ask(request, prompt, Answer(row, 0, 0))

@@ -18,7 +18,8 @@ from engine.core.sequence import Request
 from harness.engines.endpoint.answers import Answer
 from harness.engines.endpoint.metrics import Readings
 from harness.record.record import Record, RecordedRun
-from harness.record.recorder import REQUEST_COLUMNS, STATUSES, Recorder
+from harness.record.recorder import STATUSES, Recorder
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
 from harness.results.tables import Gaps
 from harness.workload.trace import Trace
@@ -84,17 +85,18 @@ class ClientRecord(Record):
 
     def tables(self, trace: Trace, unfinished: Sequence[Sequence[Request]]) -> RecordedRun:
         recorded = super().tables(trace, unfinished)
-        requests = recorded.requests
-        requests[list(_UNSEEN)] = np.nan
+        requests = recorded.request_rows
         answers = self._recorder.answers
         told = {each.row: each.num_prompt_tokens for each in answers if each.num_prompt_tokens is not None}
-        requests["num_prompt_tokens"] = pd.Series(told).reindex(requests.index).fillna(
-            requests["num_prompt_tokens"]
-        ).astype(np.int64)  # fmt: skip
+        prompts = requests["num_prompt_tokens"].to_numpy().copy()
+        prompts[[*told]] = [*told.values()]
         cached = {each.row: each.num_cached_tokens for each in answers if each.num_cached_tokens is not None}
-        requests["num_cached_tokens"] = pd.Series(cached, dtype=np.float64).reindex(requests.index)
+        hits = np.full(len(requests), np.nan)
+        hits[[*cached]] = [*cached.values()]
+        unseen = dict.fromkeys(_UNSEEN, np.nan)
+        requests = requests.assign(**unseen | {"num_prompt_tokens": prompts, "num_cached_tokens": hits})
         gaps = {each.row: [gap * NS for gap, count in each.gaps for _ in range(count)] for each in answers}
-        return replace(recorded, itls=[gaps.get(row, []) for row in requests.index])
+        return replace(recorded, request_rows=requests, itls=[gaps.get(row, []) for row in range(len(requests))])
 
 
 def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> list[str]:
@@ -107,7 +109,7 @@ def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> lis
         notes.append(f"{sum(kinds.values()):,} requests failed: {counted}; the first with {first}")
     if retries := sum(each.num_retries for each in answers):
         notes.append(f"{retries:,} attempts were repeated; latencies count from the intended arrival")
-    asked = trace.table["num_prompt_tokens"].tolist()
+    asked = trace.rows["num_prompt_tokens"].tolist()
     other = [each for each in answers if each.num_prompt_tokens not in (None, asked[each.row])]
     if other:
         share = sum(each.num_prompt_tokens or 0 for each in other) / sum(asked[each.row] for each in other) - 1

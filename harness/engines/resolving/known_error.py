@@ -23,6 +23,8 @@ from simulator.system import System
 
 KNOWN_ERRORS = Path(simulator.__path__[0]) / "profiles" / "known_errors.csv"
 CLOSED_LOOP, AT_ONCE, OPEN_LOOP = "closed loop", "at once", "open loop"
+KERNELS, SCALED = "kernels", "kernels of another GPU"  # as the cost of a class
+APART = "apart"  # any load of servers for prompts and others for decodes, whose errors are those of no single server
 _ENOUGH = 3
 _OTHER_ENGINES = {"sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # by their policies
 
@@ -72,10 +74,11 @@ class KnownError(NamedTuple):
 
 def run_class(system: System, load: str) -> RunClass:
     """The class of a run on `system`."""
-    has_kernels = system.profile is not None and bool(system.profile.meta.source.get("database"))
+    source = system.profile.meta.source if system.profile is not None else {}
+    kernels = SCALED if source.get("scaled_from") else KERNELS if source.get("database") else ""
     name = base_name(system.model.name).removesuffix("-instruct")
     return RunClass(
-        "kernels" if has_kernels else system.cost.kind, system.device.name, model_kind(system.model), name,
+        kernels or system.cost.kind, system.device.name, model_kind(system.model), name,
         system.model.quantization.name, load,
     )  # fmt: skip
 
@@ -95,9 +98,15 @@ def load_of(arrival: str) -> str:
 def known_error(of: RunClass) -> KnownError | None:
     """The errors of the nearest class of runs; None where no class is near."""
     known = _known()
-    near = [(words, known[key]) for left_out, words in LEVELS.items() if (key := of.without(*left_out)) in known]
+    near = [(words, known[key]) for left_out, words in LEVELS.items() if (key := left_out_of(of, left_out)) in known]
     found = next((each for each in near if each[1].runs >= _ENOUGH), near[0] if near else None)
-    return None if found is None else found[1]._replace(words=found[0].format(kind=of.kind))
+    where = ", prompts and decodes apart" if of.load == APART else ""
+    return None if found is None else found[1]._replace(words=f"{found[0].format(kind=of.kind)}{where}")
+
+
+def left_out_of(of: RunClass, names: tuple[str, ...]) -> RunClass:
+    """The class without what a level leaves out; that prompts and decodes are apart is never left out."""
+    return of.without(*(name for name in names if not (name == "load" and of.load == APART)))
 
 
 def known_error_of(system: System, load: str) -> KnownError | None:
@@ -123,7 +132,10 @@ def cost_model_text(system: System, load: str) -> str:
     if engine := _OTHER_ENGINES.get(system.scheduler.policy):
         return f"{name}, known errors are of servers of vLLM: how far off {engine} was is in docs/fidelity.md"
     known = known_error_of(system, load)
-    return f"{name}: {known_error_text(known)}" if known else f"{name}, not validated: no public run is like this one"
+    if known:
+        return f"{name}: {known_error_text(known)}"
+    where = " with prompts and decodes apart" if load == APART else ""
+    return f"{name}, not validated: no public run{where} is like this one"
 
 
 def known_error_text(known: KnownError) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from harness.config import RunConfig, SimEngine
 from harness.engines.resolving.shapes import contiguous_rule
 from harness.errors import ConfigError
+from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT
 from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool, kv_formula
 from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
@@ -44,7 +45,7 @@ def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Devi
         else:
             share = config.gpu_memory_utilization
             account = config.engine.memory_account or vllm_version(config.engine.vllm_version).memory_account
-            limits["num_graphs"] = count_graphs(config.max_num_seqs, config.engine.max_graph_tokens)
+            limits["num_graphs"] = count_graphs(config.max_num_seqs, graph_tokens(config))
             pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
         given = config.kv_cache_memory_bytes
@@ -61,3 +62,11 @@ def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Devi
             f"for which device={config.device.name} has memory"
         )
     return pool
+
+
+def graph_tokens(config: RunConfig) -> int | None:
+    """`engine.max_graph_tokens`; 0 with DeepEP's kernels of high throughput, with which vLLM runs no CUDA graphs
+    (`cudagraph_mode` in its config/compilation.py)."""
+    assert isinstance(config.engine, SimEngine)
+    is_eager = config.data_parallel_size > 1 and config.engine.all2all_backend == HIGH_THROUGHPUT
+    return 0 if is_eager else config.engine.max_graph_tokens

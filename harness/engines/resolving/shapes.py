@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.core.kv.reservation import Contiguous
 from engine.engine_config import KVDtype
 from harness.config import ContiguousAllocator, DeviceConfig, ModelConfig, RunConfig
+from harness.config.devices import device_named
 from simulator.models.decoder import decoder
 from simulator.models.hardware import Device
 from simulator.models.model import Model
@@ -32,4 +33,6 @@ def contiguous_rule(config: RunConfig) -> Contiguous | None:
 
 def device_rates(device: DeviceConfig) -> Device:
     """A device of the configuration as the simulator sees it."""
-    return Device(**device.model_dump(exclude={"price_per_gpu_hour", "tdp_w"}))
+    rates = device.model_dump(exclude={"price_per_gpu_hour", "tdp_w", "kernels_like"})
+    like = None if device.kernels_like is None else device_rates(device_named(device.kernels_like))
+    return Device(**rates, kernels_like=like)

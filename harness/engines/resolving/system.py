@@ -14,29 +14,25 @@ from harness.config.schema.system import ALL_GATHER, AUTO, All2AllBackend
 from harness.engines.resolving import calibration_files
 from harness.engines.resolving.custom_cost import maker_of
 from harness.engines.resolving.drafting import accepted_from, resolve_speculation
-from harness.engines.resolving.kv_pool import kv_pool
+from harness.engines.resolving.kv_pool import graph_tokens, kv_pool
 from harness.engines.resolving.shapes import contiguous_rule, device_rates, model_shape
+from harness.engines.resolving.shipped_kernels import made_of, of_device, profile_of
 from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.front_end import FrontEndTimes
 from simulator.importers import open_profile
-from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
-from simulator.importers.aiconfigurator.shipped import compiled_profile, shipped_exchange
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
-from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
 from simulator.profile.profile import Profile, ProfileError
-from simulator.profile.slower_device import slowed
 from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
+from simulator.table import table_of
 from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
 
-_LIKE_EXPERTS = "experts of these sizes were not timed: the times are of those most like them, scaled by their weights"
 _NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 
 
@@ -78,7 +74,7 @@ def resolve(config: RunConfig) -> System:
     if model.state_bytes() and system.scheduler.enable_prefix_caching:
         scheduler = replace(system.scheduler, enable_prefix_caching=False)
         system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
-    system = _with_exchange(_priced(system, _graph_tokens(config)), engine.all2all_backend)
+    system = _with_exchange(_priced(system, graph_tokens(config)), engine.all2all_backend)
     if drafter is not None:
         own = _drafting(system, drafter)
         system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
@@ -168,9 +164,9 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         whole = _with_whole_experts(system, profile)
         if whole is None:
             raise ProfileError(f"has no times of experts that {model.num_expert_ranks} GPUs share out")
-        return replace(system, profile=_on_this_card(system, whole))
+        return replace(system, profile=of_device(whole, system))
     kernels = system.cost.kernels
-    found = _coming_along(system, model, max_graph_tokens)
+    found = profile_of(system, model, max_graph_tokens)
     if found is not None:
         if (found := _with_whole_experts(system, found)) is None:
             note = (
@@ -180,13 +176,12 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
             return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
         if system.cost.source != AUTO:
             _check_kernels(kernels, found)
-        notes = (_LIKE_EXPERTS,) if LIKE_EXPERTS in found.meta.source.get("server", ()) else ()
-        return replace(system, profile=found, notes=(*system.notes, *notes))
+        return replace(system, profile=found, notes=(*system.notes, *made_of(found)))
     if is_widened(model, device.flops) and (
-        plain := _coming_along(system, replace(model, quantization=NONE), max_graph_tokens)
+        plain := profile_of(system, replace(model, quantization=NONE), max_graph_tokens)
     ):
         note = f"products of weights in {model.weight_format} are those measured in 16 bits, which read fewer bytes"
-        return replace(system, profile=widened(plain, model, ranks), notes=(*system.notes, note))
+        return replace(system, profile=widened(plain, model, ranks), notes=(*system.notes, *made_of(plain), note))
     note = (
         f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
         "project: step times are from the roofline of the device's rates"
@@ -195,39 +190,10 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
     return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
 
 
-def _coming_along(system: System, model: Model, max_graph_tokens: int | None) -> Profile | None:
-    """The profile of `model` that comes with the project, or else is compiled from the operator times that do."""
-    device, ranks = system.device, system.tensor_parallel_size
-    gpu = device.aiconfigurator_system
-    if gpu is None or (device.kernel_times != 1 and system.num_gpus > 1):
-        return None
-    how = system.cost.kernels, max_graph_tokens
-    found = find_profile(gpu, model, ranks, system.max_num_seqs, *how) or compiled_profile(
-        gpu, model, ranks, system.max_num_seqs, device, *how
-    )
-    return None if found is None else _on_this_card(system, found)
-
-
-def _on_this_card(system: System, profile: Profile) -> Profile:
-    """`profile`, slower if it is of the faster card that stands in for this one in NVIDIA's database."""
-    device = system.device
-    measured_on = str(profile.meta.source.get("database", "")).partition("/")[0]
-    is_of_another = device.kernel_times != 1 and measured_on == device.aiconfigurator_system
-    return slowed(profile, device.kernel_times) if is_of_another else profile
-
-
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
     """`profile`, or where GPUs share out whole experts that of such ranks; None if those were not timed."""
     ranks = system.model.num_expert_ranks
     return profile if ranks == 1 else with_whole_experts(profile, ranks, apart=system.data_parallel_size > 1)
-
-
-def _graph_tokens(config: RunConfig) -> int | None:
-    """`engine.max_graph_tokens`; 0 with DeepEP's kernels of high throughput, with which vLLM runs no CUDA graphs
-    (`cudagraph_mode` in its config/compilation.py)."""
-    assert isinstance(config.engine, SimEngine)
-    is_eager = config.data_parallel_size > 1 and config.engine.all2all_backend == HIGH_THROUGHPUT
-    return 0 if is_eager else config.engine.max_graph_tokens
 
 
 def _with_exchange(system: System, backend: All2AllBackend) -> System:
@@ -237,13 +203,15 @@ def _with_exchange(system: System, backend: All2AllBackend) -> System:
     model, gpu, profile = system.model, system.device.aiconfigurator_system, system.profile
     if profile is None:
         raise ConfigError(f"engine.all2all_backend={backend}: needs times of measured kernels; this run has a roofline")
+    from simulator.importers.aiconfigurator.shipped import shipped_exchange  # imported late, as it brings pandas
+
     found = None if gpu is None else shipped_exchange(gpu, model, backend)
     if found is None:
         raise ConfigError(
             f"engine.all2all_backend={backend}: was not timed on {model.num_expert_ranks} x {system.device.name} for "
             f"experts like those of {model.name}; use {ALL_GATHER}"
         )
-    return replace(system, profile=Profile(profile.meta, {**profile.tables, "exchange": found}))
+    return replace(system, profile=Profile(profile.meta, {**profile.rows, "exchange": table_of(found)}))
 
 
 def _comes_along(source: str | None) -> bool:

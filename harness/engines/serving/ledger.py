@@ -13,7 +13,8 @@ from engine.core.plan import StepOutcome
 from engine.core.sequence import Request
 from harness.config import RunConfig
 from harness.record.record import Record
-from harness.record.recorder import REQUEST_COLUMNS, Recorder
+from harness.record.recorder import Recorder
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
 from harness.results.metrics import summarize
 from harness.results.stored.environment import environment
@@ -26,7 +27,7 @@ _ARRIVAL = REQUEST_COLUMNS.index("arrival_ns")
 
 
 class Ledger(Recorder):
-    """Records the steps of a server and the requests that it has finished, whose rows are in order of arrival."""
+    """Records the steps of a server and the requests that it has finished; `place` says which rows these are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,12 +42,19 @@ class Ledger(Recorder):
         super().end(())
         rows = super().request_rows()
         self._rows = rows[np.argsort(rows[:, _ARRIVAL], kind="stable")]
-        self._row_of = {number: row for row, number in enumerate(self._rows[:, 0].tolist())}
-        self._start_ns = self._rows[0, _ARRIVAL] if len(rows) else 0
+
+    def arrivals(self) -> list[tuple[int, int]]:
+        """When each request arrived, and its id, in order."""
+        return [(arrival, number) for number, arrival in self._rows[:, [0, _ARRIVAL]].tolist()]
+
+    def place(self, row_of: Mapping[int, int], start_ns: int) -> None:
+        """Put the requests into these rows of the table of all servers, whose times count from `start_ns`."""
+        self._row_of = row_of
+        self._start_ns = start_ns
 
     def request_rows(self) -> NDArray[np.int64]:
         rows = self._rows.copy()
-        rows[:, 0] = np.arange(len(rows))
+        rows[:, 0] = [self._row_of[number] for number in rows[:, 0].tolist()]
         rows[:, _TIMES] -= np.where(rows[:, _TIMES] == UNSET, 0, self._start_ns)
         return rows
 
@@ -58,33 +66,51 @@ class Ledger(Recorder):
         columns = super().steps()
         return {**columns, "start_time": columns["start_time"] - self._start_ns * NS}
 
-    def trace(self) -> Trace:
-        """The requests that were served."""
-        rows = [self._asked[number] for number in self._row_of]
-        prompt, output, samples = (list(values) for values in zip(*rows, strict=True))
-        times = (self._rows[:, _ARRIVAL] - self._start_ns) * NS
-        columns = {"num_prompt_tokens": prompt, "num_output_tokens": output, "n": samples, "arrival_time": times}
-        return Trace("served", trace_table(columns), "requests of clients")
+    def asked(self, number: int) -> tuple[int, int, int]:
+        """Prompt tokens, output tokens asked for and sequences of a request that has finished."""
+        return self._asked[number]
 
 
-def write_served(ledger: Ledger, config: RunConfig, num_blocks: int, folder: Path) -> None:
+def served_trace(ledgers: Sequence[Ledger]) -> Trace | None:
+    """The requests that servers have finished, in order of arrival, as their rows are from now on; None without any."""
+    for each in ledgers:
+        each.end(())
+    arrived = sorted(
+        (arrival, number, ledger) for ledger, each in enumerate(ledgers) for arrival, number in each.arrivals()
+    )
+    if not arrived:
+        return None
+    start_ns = arrived[0][0]
+    row_of = {number: row for row, (_, number, _) in enumerate(arrived)}
+    for each in ledgers:
+        each.place(row_of, start_ns)
+    asked = [ledgers[ledger].asked(number) for _, number, ledger in arrived]
+    prompt, output, samples = (list(values) for values in zip(*asked, strict=True))
+    times = (np.array([arrival for arrival, _, _ in arrived]) - start_ns) * NS
+    columns = {"num_prompt_tokens": prompt, "num_output_tokens": output, "n": samples, "arrival_time": times}
+    return Trace("served", trace_table(columns), "requests of clients")
+
+
+def write_served(ledgers: Sequence[Ledger], config: RunConfig, num_blocks: int, folder: Path) -> None:
     """Write the tables and the summary of what was served; nothing where nothing was."""
-    ledger.end(())
-    if not len(ledger.request_rows()):
+    trace = served_trace(ledgers)
+    if trace is None:
         return
-    trace = ledger.trace()
-    recorded = Record([ledger]).tables(trace, [()])
+    recorded = Record(ledgers).tables(trace, [()] * len(ledgers))
     meta = {
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
         "model": config.model.name,
         "device": config.device.name,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "num_servers": len(ledgers),
         "trace": trace.name,
         "arrival": "trace",
         "policy": config.scheduler.policy,
         "config": config.model_dump(mode="json"),
         "environment": environment(),
     }
-    result = RunResult(recorded.requests, recorded.steps, recorded.gaps, num_blocks, config.block_size, True, meta)
+    result = RunResult(
+        recorded.request_rows, recorded.step_rows, recorded.gaps, num_blocks, config.block_size, True, meta
+    )
     write_results(result, summarize(result, config.metrics), folder)

@@ -27,6 +27,7 @@ from engine.core.hashing import extend_hashes
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.sequence import Request
+from engine.server.asking import session_of
 from harness.engines.endpoint.metrics import Reading, parse
 
 _BLOCK_SIZE = 16
@@ -192,13 +193,12 @@ def _request(number: int, body: abc.Mapping[str, Any], session: str | None) -> R
     tokens = prompt if isinstance(prompt, list) and prompt and type(prompt[0]) is int else _pieces(prompt)
     hashes: list[int] = []
     extend_hashes(hashes, tokens, _BLOCK_SIZE, len(tokens) // _BLOCK_SIZE)
-    name = session or body.get("user")
     return Request(
         number,
         max(1, len(tokens)),
         int(body.get("max_tokens") or body.get("max_completion_tokens") or 1),
         block_hashes=hashes,
-        session=None if name is None else crc32(str(name).encode()),
+        session=session_of(session, body),
     )
 
 

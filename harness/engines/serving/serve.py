@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import closing, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +24,10 @@ from harness.engines.serving.ledger import Ledger, write_served
 from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
 from harness.errors import ConfigError
+from simulator.fleet_system import FleetSystem
 
 _LAST_S = 5  # that requests under way have after an interrupt
+_YOUNG = 5_000  # objects that are made before a collection of the youngest
 _BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -34,23 +37,37 @@ class Startable(Backend, Protocol):
     def start(self) -> None: ...
 
 
-def make_backend(config: RunConfig, tally: Tally, ledger: Ledger | None = None) -> Startable:
-    """What `config.engine` names; its steps are told to `tally` and `ledger`. Raises ConfigError."""
+def make_backend(config: RunConfig, tally: Tally, ledgers: Sequence[Ledger] = ()) -> Startable:
+    """What `config.engine` names; `tally` is told of all steps, a ledger of one server's. Raises ConfigError."""
     name = config.serve.model_name or config.model.name
     if config.engine.kind == "sim":
         fleet = resolve_fleet(config)
-        if len(fleet.systems) > 1 or fleet.systems[0].pipeline_parallel_size > 1:
-            raise ConfigError("task=serve: engine=sim is one server without stages; set replicas=1")
+        if obstacle := _obstacle(fleet):
+            raise ConfigError(f"task=serve: {obstacle}: not in real time")
         return SimulatedBackend(
-            fleet.systems[0],
+            fleet.systems,
             tally,
             model_name=name,
             answer_tokens=config.serve.answer_tokens,
-            observers=[ledger] if ledger else [],
+            rule=fleet.rule,
+            reading_s=fleet.reading_ns * 1e-9,
+            observers=ledgers,
         )
     with interrupts.held():
         from harness.engines.serving.real import real_backend  # imported late, as it brings torch
-    return real_backend(config, tally, ledger, name)
+    return real_backend(config, tally, ledgers[0] if ledgers else None, name)
+
+
+def _obstacle(fleet: FleetSystem) -> str | None:
+    """Why the servers of a fleet cannot be simulated in real time; None where they can."""
+    obstacles = {
+        "prompts on servers of their own": fleet.apart is not None,
+        "failures or an autoscaler": fleet.changes is not None,
+        "the stages of a pipeline": any(system.pipeline_parallel_size > 1 for system in fleet.systems),
+        "ranks that step together": any(system.data_parallel_size > 1 for system in fleet.systems),
+        "a store that servers share": any(system.tiers.store is not None for system in fleet.systems),
+    }
+    return next((name for name, is_there in obstacles.items() if is_there), None)
 
 
 def serve(
@@ -73,12 +90,12 @@ def serve(
             router = _router(config)
             asyncio.run(_run(router.app(), router.start, listening, on_ready, stops, router.close))
             return
-        tally, ledger = Tally(), Ledger() if config.serve.record else None
-        with closing(make_backend(config, tally, ledger)) as backend:
+        tally, ledgers = Tally(), [Ledger() for _ in range(config.num_servers)] if config.serve.record else []
+        with closing(make_backend(config, tally, ledgers)) as backend:
             app = make_app(backend, config.serve.max_waiting)
             asyncio.run(_run(app, backend.start, listening, on_ready, stops))
-            if ledger is not None and tally.scheduler is not None:
-                write_served(ledger, config, tally.scheduler().blocks.num_blocks, folder)
+            if ledgers:
+                write_served(ledgers, config, tally.schedulers()[0].blocks.num_blocks, folder)
 
 
 def _router(config: RunConfig) -> RouterServer:
@@ -115,11 +132,26 @@ async def _run(
     start()
     host, port = listening.getsockname()[:2]
     on_ready(f"http://{host}:{port}")
-    with interrupts.noted(stop):
+    with interrupts.noted(stop), _short_collections():
         if interrupts.was_raised():  # and lost on the way here
             stop()
         await server.serve(sockets=[listening])
     await end()
+
+
+@contextmanager
+def _short_collections() -> Iterator[None]:
+    """A collection of all that was imported stops a server for a tenth of a second: it is left out, and what lives
+    long is looked at rarely."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 10, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _listen(config: RunConfig) -> socket.socket:

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import abc
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from engine.api.outputs import FinishReason
 from engine.api.prompts import check_token_ids
 from engine.core.hashing import extend_hashes
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
-from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.core.routing.router import Router
+from engine.core.sequence import Request
 from engine.sampling_params import SamplingParams
-from engine.server.backend import Channel, Delta, Opened, PromptInput
+from engine.server.backend import Channel, Opened, PromptInput
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
+from harness.engines.serving.handing_out import Call, Calls, HandingOut
+from simulator.desk import Desk, View
 from simulator.drivers.live import Live
-from simulator.replica import Observer
+from simulator.replica import Observer, Replica
 from simulator.servers import make_replica
 from simulator.system import System
-
-_PRIME = 7919  # between the made-up tokens of a sequence
-
-
-@dataclass(eq=False)
-class _Call:
-    channel: Channel
-    requests: list[Request]
-
-
-@dataclass(eq=False, slots=True)
-class _Stream:
-    """A sequence of a call, and how many of its tokens were handed out."""
-
-    channel: Channel
-    prompt: int
-    number: int
-    first_token: int
-    num_sent: int = 0
 
 
 class Observers:
@@ -65,68 +50,97 @@ class Observers:
 
 
 class SimulatedBackend:
-    """Serves with a simulation of `system`.
+    """Serves with a simulation of `systems`, servers behind a router of which each serves whole requests.
 
     Args:
         answer_tokens: of a request that sets no limit: the simulation does not know when a model would stop.
-        observers: are told of the steps, beside `tally`.
+        rule: chooses the server of each call; None for one server.
+        reading_s: every so many seconds the rule sees the servers' metrics anew; 0 where it always knows them.
+        observers: of each server, told of its steps beside `tally`.
     """
 
     def __init__(
         self,
-        system: System,
+        systems: abc.Sequence[System],
         tally: Tally,
         *,
         model_name: str,
         answer_tokens: int,
+        rule: Router | None = None,
+        reading_s: float = 0.0,
         observers: abc.Sequence[Observer] = (),
     ) -> None:
-        system = replace(system, compress=False)
+        first = systems[0]
         self.model_name = model_name
-        self.max_model_len = system.max_model_len
+        self.max_model_len = min(system.max_model_len for system in systems)
         self.default_params = SamplingParams()
         self.tally = tally
-        self._system = system
+        self._systems = systems
+        self._rule = rule
+        self._reading_s = reading_s
         self._answer_tokens = answer_tokens
         self._observers = observers
-        self._words = WordTokenizer(system.model.vocab_size)
-        self._vocab_size = system.model.vocab_size
-        self._calls: dict[int, tuple[_Call, int]] = {}  # by the id of each unfinished request, and its place
-        self._streams: dict[Sequence, _Stream] = {}  # that have begun
-        self._touched: list[Sequence] = []
-        self._end_ns = 0
+        self._vocab_size = first.model.vocab_size
+        self._block_size = first.block_size
+        self._words = WordTokenizer(self._vocab_size)
+        self._calls = Calls()
         self._num_requests = 0
 
     def start(self) -> None:
-        observers = Observers([self.tally, *self._observers, self])
-        replica = self._replica = make_replica(self._system, self._system.cost_model(), observers)
-        self.tally.scheduler = lambda: replica.scheduler
-        self._live = Live(replica, asyncio.get_running_loop())
+        costs = {id(system): system.cost_model() for system in self._systems}
+        loop = asyncio.get_running_loop()
+        self._replicas: list[Replica] = []
+        self._live: list[Live] = []
+        for number, system in enumerate(self._systems):
+            own = HandingOut(
+                self._calls, self._words, self._vocab_size, self.tally, makes_ahead=system.speculation is None
+            )
+            observers = Observers([self.tally, *self._observers[number : number + 1], own])
+            replica = make_replica(replace(system, compress=False), costs[id(system)], observers)
+            self._replicas.append(replica)
+            self._live.append(Live(replica, loop, own.on_begun))
+        self._desk = Desk(self._replicas, self._rule, time.monotonic_ns)
+        for replica, view in zip(self._replicas, self._desk.views, strict=True):
+            replica.on_finish = partial(_forget, view)
+        self.tally.schedulers = lambda: [replica.scheduler for replica in self._replicas]
+        if self._reading_s and len(self._replicas) > 1:
+            self._read(self._desk)
 
     # -- what the server asks for ---------------------------------------------------------------------------------
 
-    async def open(self, prompts: list[PromptInput], params: SamplingParams, channel: Channel, priority: int) -> Opened:
+    async def open(
+        self,
+        prompts: list[PromptInput],
+        params: SamplingParams,
+        channel: Channel,
+        priority: int,
+        session: int | None = None,
+    ) -> Opened:
         read = [
             self._words.encode(each)
             if isinstance(each, str)
             else check_token_ids(each, self._vocab_size, f"prompts[{i}]")
             for i, each in enumerate(prompts)
         ]
-        requests = [self._request(tokens, params, priority) for tokens in read]
+        requests = [self._request(tokens, params, priority, session) for tokens in read]
+        number = self._desk.choose(requests[0])
+        view = self._desk.views[number]
         for request in requests:
-            self._replica.scheduler.check(request)
-        call = _Call(channel, requests)
-        for place, request in enumerate(requests):
-            self._calls[request.request_id] = call, place
-        self._live.submit(requests, channel.received_ns)
+            view.check(request)
+        for request in requests:
+            view.count(request)
+        call = Call(channel, requests, number)
+        self._calls.add(call)
+        self._live[number].submit(requests, channel.received_ns)
         return Opened(call, read)
 
     def abort(self, call: object) -> None:
-        assert isinstance(call, _Call)
+        assert isinstance(call, Call)
         for request in call.requests:
-            if request.request_id in self._calls:
-                self._forget(request)
-                self._replica.withdraw(request)
+            if request.request_id in self._calls.of:
+                self._calls.forget(request)
+                self._replicas[call.server].withdraw(request)
+                self._desk.views[call.server].forget(request)
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
         return self._words.encode(self._words.apply_chat_template(messages))
@@ -138,19 +152,20 @@ class SimulatedBackend:
         return self._words.decode(token_ids)
 
     async def reset_cache(self) -> bool:
-        if self._calls:
+        if self._calls.of:
             return False
+        self.close()
         self.start()
         return True
 
     def close(self) -> None:
-        self._replica.is_stopping = True
+        for live in self._live:
+            live.close()
 
-    def _request(self, tokens: list[int], params: SamplingParams, priority: int) -> Request:
+    def _request(self, tokens: list[int], params: SamplingParams, priority: int, session: int | None) -> Request:
         self._num_requests += 1
         hashes: list[int] = []
-        size = self._system.block_size
-        extend_hashes(hashes, tokens, size, len(tokens) // size)
+        extend_hashes(hashes, tokens, self._block_size, len(tokens) // self._block_size)
         return Request(
             self._num_requests,
             len(tokens),
@@ -158,52 +173,17 @@ class SimulatedBackend:
             block_hashes=hashes,
             priority=priority,
             num_sequences=params.n,
+            session=session,
         )
 
-    def _forget(self, request: Request) -> None:
-        self._calls.pop(request.request_id, None)
-        for sequence in request.sequences:
-            self._streams.pop(sequence, None)
-
-    # -- what the simulation tells --------------------------------------------------------------------------------
-
-    def on_refused(self, request: Request, reason: str) -> None: ...
-
-    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
-
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Any, start: PlanStart | None = None) -> None:
-        """Note who gets tokens, as long as the plan's decodes are known."""
-        self._end_ns = start_ns + int(durations_ns if isinstance(durations_ns, int) else durations_ns.sum())
-        firsts = [sequence for chunk in plan.prefills if chunk.is_last for sequence in chunk.sequence.request.sequences]
-        self._touched = [*firsts, *plan.decodes]
-
-    def on_commit(self, outcome: StepOutcome) -> None:
-        # the forks of a request exist from the commit of its prompt on
-        touched = {each: None for sequence in self._touched for each in sequence.request.sequences}
-        for sequence in touched:
-            if sequence.request_id in self._calls:
-                self._hand_out(sequence)
-        for request in outcome.finished:
-            self._forget(request)
-        self._touched = []
-
-    def _hand_out(self, sequence: Sequence) -> None:
-        stream = self._streams.get(sequence) or self._begin(sequence)
-        sent, count = stream.num_sent, sequence.num_output_tokens
-        if count == sent:
+    def _read(self, desk: Desk) -> None:
+        """Let the rule see the metrics as they are now."""
+        if desk is not self._desk or self._replicas[0].is_stopping:
             return
-        tokens = [(stream.first_token + _PRIME * at) % self._vocab_size for at in range(sent, count)]
-        stream.num_sent = count
-        reason: FinishReason | None = "length" if sequence.status is SequenceStatus.FINISHED else None
-        text = self._words.decode(tokens)
-        stream.channel.put([Delta(stream.prompt, stream.number, text, tokens, None, reason, None, self._end_ns)])
+        for view in desk.views:
+            view.read()
+        asyncio.get_running_loop().call_later(self._reading_s, self._read, desk)
 
-    def _begin(self, sequence: Sequence) -> _Stream:
-        request = sequence.request
-        call, place = self._calls[request.request_id]
-        number = request.sequences.index(sequence)
-        if number == 0:
-            call.channel.num_cached_tokens += request.num_cached_tokens
-        stream = _Stream(call.channel, place, number, request.request_id * 31 + number)
-        self._streams[sequence] = stream
-        return stream
+
+def _forget(view: View, request: Request, now_ns: int) -> None:
+    view.forget(request)

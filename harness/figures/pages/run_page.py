@@ -98,8 +98,8 @@ def _read_drawn(folder: Path, summary: dict[str, Any]) -> RunResult:
     except TwinServeError:  # of an earlier version, or damaged
         steps = read_numbers(folder / STEPS, _STEP_COLUMNS)
     return RunResult(
-        requests=read_numbers(folder / REQUESTS, _REQUEST_COLUMNS),
-        steps=steps,
+        request_rows=read_numbers(folder / REQUESTS, _REQUEST_COLUMNS),
+        step_rows=steps,
         gaps=read_gaps(folder),
         num_blocks=summary["num_blocks"],
         block_size=summary["block_size"],

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats
 from harness.results.statistics import intervals
 from harness.results.statistics.queue_noise import QueueNoise, queue_noise
-from harness.results.tables import Floats, Gaps
+from harness.results.tables import Floats, Gaps, Rows
 
 LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 _WITH_INTERVALS = ("ttft", "tpot", "e2el")
@@ -20,7 +19,7 @@ _WITH_INTERVALS = ("ttft", "tpot", "e2el")
 _EFFECT_OF_QUEUE = {"ttft": 1.0, "tpot": 0.5, "e2el": 0.5}
 
 
-def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float], load: float) -> dict[str, float]:
+def latencies(finished: Rows, gaps: Gaps, percentiles: Sequence[float], load: float) -> dict[str, float]:
     """Statistics in ms of the finished requests and of all gaps between tokens, named as in `vllm bench serve`.
 
     `<statistic>_low` and `<statistic>_high` are the ends of the 95 % interval (`harness.results.statistics.intervals`).

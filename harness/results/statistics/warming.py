@@ -12,10 +12,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from harness.results.columns import floats, ratio
-from harness.results.tables import Floats
+from harness.results.tables import Floats, Rows
 
 # Of the prompt tokens that the first half of a stretch had to compute: a smaller gain of the second half is none.
 _MATTERS = 0.1
@@ -35,9 +34,10 @@ class Warming:
     factor: float = 1.0
 
 
-def warming_of(requests: pd.DataFrame) -> Warming:
+def warming_of(requests: Rows) -> Warming:
     """How the prefix caches filled while these requests came; no warming where nothing is known of hits."""
-    came = requests[floats(requests, "first_scheduled_time") >= 0].sort_values("arrival_time", kind="stable")
+    came = requests[floats(requests, "first_scheduled_time") >= 0]
+    came = came.iloc[np.argsort(floats(came, "arrival_time"), kind="stable")]
     prompt, cached = floats(came, "num_prompt_tokens"), floats(came, "num_cached_tokens")
     num_cold = len(came) // 4
     if num_cold < 2 or not cached.sum() > 0:

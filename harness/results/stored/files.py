@@ -20,17 +20,20 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
 from harness.results.metrics import json_ready
 from harness.results.sessions import session_table
 from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
-from harness.results.tables import Gaps, RunResult
+from harness.results.tables import Gaps, Rows, RunResult
+from simulator.table import Table, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
 SESSIONS, SPANS = "sessions.parquet", "spans.parquet"
@@ -42,7 +45,6 @@ VALIDATED_STEPS = "validation_steps.parquet"
 VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
-_PART_ROWS = 50_000
 _COLUMNS_OF_TEXT, _WHOLE = {"status", "error"}, {"request_id", "server", "lane", "step"}  # of the tables of a run
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop", "sampled_steps", "prompts_share"}, {"block_size", "num_blocks"}
@@ -74,10 +76,10 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path, expo
     for stale in (SUMMARY, FAILED):
         (folder / stale).unlink(missing_ok=True)
     text = json.dumps(json_ready(summary), indent=2, allow_nan=False) + "\n"
-    for name, table in ((REQUESTS, result.requests), (STEPS, result.steps), (GAPS, _gap_table(result.gaps))):
+    for name, table in ((REQUESTS, result.request_rows), (STEPS, result.step_rows), (GAPS, _gap_table(result.gaps))):
         write_table(folder / name, table)
     (folder / SESSIONS).unlink(missing_ok=True)
-    if (sessions := session_table(result.requests)) is not None:
+    if (sessions := session_table(result.request_rows)) is not None:
         write_table(folder / SESSIONS, sessions)
     if result.itls is not None:
         document = json.dumps(json_ready(vllm_document(result, summary, result.itls)), allow_nan=False)
@@ -101,8 +103,8 @@ def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
     """
     summary = read_summary(folder)
     result = RunResult(
-        requests=read_numbers(folder / REQUESTS),
-        steps=read_numbers(folder / STEPS),
+        request_rows=read_numbers(folder / REQUESTS),
+        step_rows=read_numbers(folder / STEPS),
         gaps=read_gaps(folder),
         num_blocks=summary["num_blocks"],
         block_size=summary["block_size"],
@@ -193,6 +195,8 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     """A table, or some columns of it; raises TwinServeError where it cannot be read."""
     if not path.is_file():
         raise TwinServeError(f"{path}: missing from the result folder")
+    import pandas as pd  # imported late, as a run that is not read back does without it
+
     try:
         return pd.read_parquet(path, columns=columns)
     except Exception as error:  # of many types, from pyarrow and from pandas
@@ -212,30 +216,20 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _gap_table(gaps: Gaps) -> pd.DataFrame:
+def _gap_table(gaps: Gaps) -> Table:
     """Equal values merged: simulated gaps repeat a lot."""
     values, position = np.unique(gaps.values, return_inverse=True)
     weights = np.zeros(len(values), dtype=np.int64)
     np.add.at(weights, position, gaps.weights)
-    return pd.DataFrame({"value_s": values, "weight": weights})
+    return Table({"value_s": values, "weight": weights})
 
 
-def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as Parquet, whole or not at all; a long one in parts, so that no copy of all of it is made."""
-    if len(table) <= _PART_ROWS:
-        write_whole(path, lambda temporary: table.to_parquet(temporary, index=False))
-    else:
-        write_whole(path, lambda temporary: _write_parts(temporary, table))
+def write_table(path: Path, table: Rows) -> None:
+    """Write a table as Parquet, whole or not at all."""
+    from harness.results.stored.parquet import write_parquet  # imported late, as --help and errors do without pyarrow
 
-
-def _write_parts(path: Path, table: pd.DataFrame) -> None:
-    from pyarrow import Schema, Table, parquet  # imported late, as pandas brings all that short tables need
-
-    schema = Schema.from_pandas(table, preserve_index=False)
-    with parquet.ParquetWriter(path, schema) as writer:
-        for start in range(0, len(table), _PART_ROWS):
-            part = table.iloc[start : start + _PART_ROWS]
-            writer.write_table(Table.from_pandas(part, schema, preserve_index=False))
+    rows = table if isinstance(table, Table) else table_of(table)
+    write_whole(path, lambda temporary: write_parquet(temporary, rows))
 
 
 def _first_line(error: Exception) -> str:

@@ -17,14 +17,16 @@ import json
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.results.servers import overlap_free
 from harness.results.stored.files import write_whole
 from harness.results.tables import RunResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TRACE = "trace.json.gz"
 MOST_EVENTS = 400_000  # about 60 MB of JSON; the page takes seconds to load them
@@ -97,7 +99,7 @@ def _process(server: int) -> int:
 
 
 def _step_events(result: RunResult, start: float, end: float) -> Iterator[Event]:
-    for steps in overlap_free(result.steps):
+    for steps in (result.steps.iloc[rows] for rows in overlap_free(result.steps)):
         yield from _events_of_lane(result, steps, start, end)
 
 

@@ -1,9 +1,10 @@
 """One reader per public trace format. `load_trace` gives the trace that a configuration asks for."""
 
+import importlib
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness import hub
 from harness.config import (
@@ -20,38 +21,23 @@ from harness.config import (
 from harness.config.schema.trace_files import FileTrace
 from harness.errors import ConfigError
 from harness.workload import agents, sampling
-from harness.workload.readers import (
-    azure,
-    bailian,
-    baseten,
-    burstgpt,
-    custom,
-    frame,
-    mooncake,
-    otel,
-    plain,
-    servegen,
-    sharegpt,
-    tracelab,
-    weka,
-)
-from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
 
-_FILE_READERS = {
-    "azure": azure.read,
-    "bailian": bailian.read,
-    "baseten": baseten.read,
-    "burstgpt": burstgpt.read,
-    "otel": otel.read,
-    "servegen": servegen.read,
-    "tracelab": tracelab.read,
-    "weka": weka.read,
-}
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.workload.rows.layout import Layout
 
 
-def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table: pd.DataFrame | None = None) -> Trace:
+def _reader(name: str) -> Any:
+    """The module of a format; imported late, as a drawn trace needs no pyarrow."""
+    return importlib.import_module(f"harness.workload.readers.{name}")
+
+
+def load_trace(
+    config: TraceConfig, *, seed: int, with_times: bool = True, table: "pd.DataFrame | None" = None
+) -> Trace:
     """Reads or draws the trace of a configuration; a drawn trace depends on the configuration and the seed only.
 
     Args:
@@ -67,7 +53,7 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
     if table is not None:
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
         rules = _rules(config, with_times)
-        return _with_sequences(frame.read(table, config.path, rules, _layout(config)), config)
+        return _with_sequences(_reader("frame").read(table, config.path, rules, _layout(config)), config)
     if (path := getattr(config, "path", None)) is not None:
         config = config.model_copy(update={"path": hub.fetched(path)})
     local = getattr(config, "path", None)
@@ -80,7 +66,9 @@ def _rules(config: FileTrace, with_times: bool) -> RowRules:
     return RowRules(config.limit, config.on_bad_row, with_times or config.window is not None, config.window)
 
 
-def _layout(config: CsvTrace | JsonlTrace) -> Layout:
+def _layout(config: CsvTrace | JsonlTrace) -> "Layout":
+    from harness.workload.rows.layout import Layout
+
     return Layout(config.columns, config.time_unit, getattr(config, "hash_block_size", None))
 
 
@@ -88,9 +76,9 @@ def _with_sequences(trace: Trace, config: TraceConfig) -> Trace:
     """The trace with `n` sequences for every request."""
     if config.n == 1:
         return trace
-    if "n" in trace.table:
+    if "n" in trace.rows:
         raise ConfigError(f"trace.n={config.n}: {trace.source} has a column n, which says it for each request")
-    return replace(trace, table=trace.table.assign(n=config.n))
+    return replace(trace, rows=trace.rows.assign(n=config.n))
 
 
 def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
@@ -103,19 +91,29 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
             return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
-        case MooncakeTrace():
-            rules = _rules(config, with_times)
-            return mooncake.read(config.path, rules, config.output_tokens, config.tokenizer)
         case AgenticTrace():
             return agents.agentic(config, rng)
-        case CsvTrace():
-            return plain.read_csv(config.path, _rules(config, with_times), _layout(config), config.delimiter)
-        case JsonlTrace():
-            return plain.read_jsonl(config.path, _rules(config, with_times), _layout(config), config.tokenizer)
-        case CustomTrace():
-            return custom.read(config, rng, RowRules(config.limit, config.on_bad_row, with_times))
         case _:
-            return _FILE_READERS[config.kind](config.path, _rules(config, with_times))
+            trace: Trace = _read(config, rng, with_times)
+            return trace
+
+
+def _read(config: TraceConfig, rng: np.random.Generator, with_times: bool) -> Any:
+    """The trace of a file, or of a function of the user's own."""
+    reader = _reader(config.kind if config.kind not in ("csv", "jsonl") else "plain")
+    match config:
+        case MooncakeTrace():
+            rules = _rules(config, with_times)
+            return reader.read(config.path, rules, config.output_tokens, config.tokenizer)
+        case CsvTrace():
+            return reader.read_csv(config.path, _rules(config, with_times), _layout(config), config.delimiter)
+        case JsonlTrace():
+            return reader.read_jsonl(config.path, _rules(config, with_times), _layout(config), config.tokenizer)
+        case CustomTrace():
+            return reader.read(config, rng, RowRules(config.limit, config.on_bad_row, with_times))
+        case FileTrace():
+            return reader.read(config.path, _rules(config, with_times))
+    raise AssertionError(f"no reader of {config.kind}")
 
 
 def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:
@@ -123,9 +121,6 @@ def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:
         num_requests = sampling.num_drawn(config)
         num_requests = min(num_requests, config.limit or num_requests)
         return sampling.sharegpt(num_requests, turns=config.turns, rng=rng)
-    return sharegpt.read(
-        config.path,
-        turns=config.turns,
-        tokenizer=config.tokenizer,
-        rules=RowRules(config.limit, config.on_bad_row),
-    )
+    rules = RowRules(config.limit, config.on_bad_row)
+    trace: Trace = _reader("sharegpt").read(config.path, turns=config.turns, tokenizer=config.tokenizer, rules=rules)
+    return trace

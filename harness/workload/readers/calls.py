@@ -86,7 +86,7 @@ def trace_of_calls(
         ]
     trace = frame.read(pd.DataFrame(columns), path, rules, Layout(hash_block_size=block_size), name=name)
     kept = [note for note in trace.notes if "request_id" not in note]
-    return Trace(name, trace.table, path, block_size, trace.bad_rows, (*kept, *notes))
+    return Trace(name, trace.rows, path, block_size, trace.bad_rows, (*kept, *notes))
 
 
 def whole_ids(ids: Any, num_tokens: Any, block_size: int, own: int) -> Any:

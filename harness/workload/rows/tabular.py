@@ -114,7 +114,7 @@ def build_trace(
         sieve.require_usable(len(columns["num_prompt_tokens"]))
     return Trace(
         name=name,
-        table=trace_table(columns, ticks_per_second=ticks_per_second),
+        rows=trace_table(columns, ticks_per_second=ticks_per_second),
         source=sieve.path,
         hash_block_size=hash_block_size,
         bad_rows=sieve.bad_rows,

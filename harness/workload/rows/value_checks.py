@@ -5,15 +5,18 @@ Values of rows that are marked are meaningless, but always of the right type.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.workload.rows.sieve import RowSieve
 from simulator.quantities import MAX_TOKENS, RANGES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
@@ -38,8 +41,10 @@ def numbers_from_text(texts: pa.ChunkedArray) -> Numbers:
     return Numbers(values, pc.equal(texts, "").to_numpy(zero_copy_only=False))
 
 
-def as_floats(column: pd.Series) -> npt.NDArray[np.float64]:
+def as_floats(column: "pd.Series") -> npt.NDArray[np.float64]:
     """The numbers of a column, of which text tells some; NaN where there is none."""
+    import pandas as pd
+
     texts = pd.Series(map(_as_text, column), dtype=object) if column.dtype == object else column
     return pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
@@ -143,6 +148,8 @@ def are_dates(texts: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 def timestamps(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
     """ISO 8601 dates with times, up to 9 fractional digits, read exactly: int64 nanoseconds since 1970."""
     sieve.reject(pc.equal(texts, "").to_numpy(zero_copy_only=False), f"{name} is missing")
+    import pandas as pd  # imported late, as other columns do without it
+
     readable = pc.if_else(pc.match_substring_regex(texts, _TIMESTAMP), texts, None).to_pandas()
     parsed = pd.to_datetime(readable, format="ISO8601", utc=True, errors="coerce").astype("datetime64[ns, UTC]")
     sieve.reject(parsed.isna().to_numpy(), f"{name} is not a date with a time")

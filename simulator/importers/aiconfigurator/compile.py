@@ -22,7 +22,6 @@ and the tables of the profile are made from
     attention     context and generation attention (`attention`, `other_attention`)
     all_reduce    all-reduces in CUDA graphs (`communication`)
     experts       experts that ranks share out whole, and `exchange` what ranks with attention of their own then send
-
     steps         the host's share of a step with piecewise graphs, by `rules`
 
 Its other share is of servers without asynchronous scheduling.
@@ -43,10 +42,16 @@ from simulator.importers.aiconfigurator.communication import all_gather, all_red
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import CUTLASS, TRITON, copying_work, experts, whole_experts
+from simulator.importers.aiconfigurator.experts import (
+    CUTLASS,
+    OPEN_TRITON,
+    TRITON,
+    copying_work,
+    experts,
+    whole_experts,
+)
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.latent_attention import launches_us
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
 from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
@@ -68,7 +73,7 @@ from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32
 from simulator.profile.graph_sizes import graph_sizes
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError, ProfileMeta
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
 _ROUTING_KERNELS, _TF32_ROUTER, _WHOLE_TOPK = "routing_kernels", "tf32_router", "whole_topk"
@@ -160,6 +165,8 @@ def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel
     """Times of experts that ranks share out whole, of a kernel; None where it has none of its own."""
     if expert_kernel == LIKE_EXPERTS:
         return whole_like_experts(database, model)
+    if _times_whole(database, expert_kernel):
+        return whole_experts(database, model)
     if expert_kernel not in ("", TRITON, CUTLASS, DEEP_GEMM):
         return None
     shared_out = whole_experts(database, model, expert_kernel if expert_kernel == TRITON else "")
@@ -171,6 +178,11 @@ def _whole_experts(database: Database, gemms: Gemms, model: Model, expert_kernel
         for each, curve in curves.items()
     ]
     return pd.concat(parts, ignore_index=True)
+
+
+def _times_whole(database: Database, expert_kernel: str) -> bool:
+    """Whether the backend itself was timed with this kernel, but only with whole experts on each rank."""
+    return expert_kernel == OPEN_TRITON and database.backend == TRTLLM
 
 
 def _operators(
@@ -193,7 +205,8 @@ def _operators(
     elif expert_kernel == LIKE_EXPERTS:
         curves["experts"] = like_experts(database, model, ranks)
     elif expert_kernel or model.first(Experts):
-        curves["experts"], _ = experts(database, model, ranks, expert_kernel)
+        kernel = "" if ranks == 1 and _times_whole(database, expert_kernel) else expert_kernel
+        curves["experts"], _ = experts(database, model, ranks, kernel)
     calls["experts"] = model.num_expert_layers
     if ranks > 1 and (spanning := sum(count for count, each in model.of_kind(GroupedQuery) if each.norm_spans_heads)):
         curves["qk_all_reduce"] = norm_exchange(database, ranks, curves["qkv_proj"].sizes)

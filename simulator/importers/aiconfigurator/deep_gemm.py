@@ -10,9 +10,16 @@ scales are powers of two by default (pull request 26197, of October 2025), but n
 expert is narrower than 512. Ranks that share out whole experts have as many rows for all tokens, and 127 for each
 expert of their own.
 
-So many rows are bound by arithmetic: each takes what a row of the largest measured block-scaled product of the same
-sizes takes. The database's products contain the quantisation of their inputs. Before the first product vLLM quantises
-tokens, not rows: the bytes of that are taken off by the rule of kernels that move bytes.
+A block of 128 rows takes as long as its arithmetic or, where it is the first of an expert, as its weights take to read,
+whichever is longer: 128 rows of an expert are 256 operations for each byte of its weights, near what a Hopper GPU does
+in the time of reading one. The blocks beyond are of experts whose weights the caches have. How many experts get tokens
+is what independent choices would make it. On H200, SGLang's tables (wideep_context_moe_perf 0.5.6: DeepSeek's experts
+by the same product, fewer tokens than one block for each) have 740 to 870 us for 64 experts more; this rule 860.
+
+What a row's arithmetic takes for each output, and what it takes to quantise a row, are read off the largest measured
+block-scaled products: their times are linear in the outputs, and what is left without any is the quantisation, which
+moves 1.3 TB/s on H200. As the products were timed with weights of little power, the arithmetic takes `SUSTAINED` times
+as long. The activation writes and reads all rows.
 """
 
 from __future__ import annotations
@@ -22,8 +29,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from simulator.importers.aiconfigurator.gemms import Gemms
-from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
-from simulator.importers.aiconfigurator.rules import memory_rule
+from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
+from simulator.importers.aiconfigurator.rules import SUSTAINED, memory_rule
 from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
@@ -31,8 +38,10 @@ from simulator.profile.profile import ProfileError
 NAME = "deepgemm"
 _BLOCK = 128
 _FP8_BYTES = 1
-_KERNELS = 6  # quantisation, counts, two of the scatter, activation, gather
-_SIZES = (1.0, 32768.0)  # times are linear in tokens
+# Two products; quantisation of their inputs; counts, zeros and two of the scatter; scales in the other order (by
+# transform_sf_into_required_layout of DeepGEMM); activation, gather.
+_KERNELS = 11
+_SIZES = np.array([2.0**power for power in range(16)])
 
 
 def padded_experts(
@@ -47,13 +56,19 @@ def padded_experts(
     if block is None or model.quantization.name != "fp8_block":
         raise ProfileError(f"{NAME}: {model.name} in {model.quantization.name} has no experts in fp8_block")
     width = block.intermediate_size // (ranks if expert_ranks == 1 else 1)
-    hidden, rule, used = model.hidden_size, memory_rule(rates), block.num_used / expert_ranks
-    quantised = (model.dtype_bytes + _FP8_BYTES) * hidden
-    row_us = gemms.row_us("fp8_block", 2 * width, hidden) + gemms.row_us("fp8_block", hidden, width)
-    row_us += (3 * width * model.dtype_bytes - quantised) * rule.us_per_byte
-    scattered = used * hidden * (2 * _FP8_BYTES + model.dtype_bytes)
-    token_us = (quantised + scattered + model.dtype_bytes * hidden) * rule.us_per_byte
-    sizes = np.array(_SIZES)
-    rows = sizes * block.num_used + block.num_experts // expert_ranks * (_BLOCK - 1)
-    times = _KERNELS * rule.fixed_us + np.ceil(rows / _BLOCK) * _BLOCK * row_us + sizes * token_us
-    return MeasuredCurve(sizes, times)
+    hidden, rule, number = model.hidden_size, memory_rule(rates), block.num_experts // expert_ranks
+    into, out_of = gemms.row_us("fp8_block", hidden), gemms.row_us("fp8_block", width)
+    products = ((into, 2 * width, hidden), (out_of, hidden, width))
+    block_us = [SUSTAINED * _BLOCK * each.output_us * n for each, n, _ in products]
+    moved = [_FP8_BYTES * (n + _BLOCK) * k + model.dtype_bytes * _BLOCK * n for _, n, k in products]
+    first_us = sum(max(each, rule.us_per_byte * size) for each, size in zip(block_us, moved, strict=True))
+    rows = _SIZES * block.num_used + number * (_BLOCK - 1)
+    blocks = np.ceil(rows / _BLOCK)
+    with_tokens = number * (1 - (1 - block.num_used / block.num_experts) ** _SIZES)
+    row_us = out_of.fixed_us + 3 * width * model.dtype_bytes * rule.us_per_byte
+    used = block.num_used / expert_ranks
+    copied = used * (_FP8_BYTES + model.dtype_bytes) + _FP8_BYTES + model.dtype_bytes  # by the scatter and the gather
+    token_us = into.fixed_us + copied * hidden * rule.us_per_byte
+    times: Floats = _KERNELS * rule.fixed_us + blocks * (sum(block_us) + _BLOCK * row_us) + _SIZES * token_us
+    times += with_tokens * (first_us - sum(block_us))
+    return MeasuredCurve(_SIZES, times)

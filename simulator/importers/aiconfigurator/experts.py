@@ -28,6 +28,7 @@ from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
+OPEN_TRITON = "triton"
 _FEW_TOKENS = 128  # up to which aiconfigurator takes TensorRT-LLM's kernel for few
 _BLOCK = 128  # rows and columns that share a scale in block-scaled FP8
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
@@ -66,7 +67,7 @@ class ExpertKernel(NamedTuple):
 KERNELS = {
     "marlin": ExpertKernel("mxfp4", None, "int4_wo", 7168, 2048, 8, 384, 256, 128, 0),
     "mxfp4_mxfp8": ExpertKernel("mxfp4", "sglang", "w4a8_mxfp4_mxfp8", 2880, 2880, 4, 128, 256, 256, 2),
-    "triton": ExpertKernel("mxfp4", "vllm", "w4a16_mxfp4", 2880, 2880, 4, 128, 256, 256, 0),
+    OPEN_TRITON: ExpertKernel("mxfp4", "vllm", "w4a16_mxfp4", 2880, 2880, 4, 128, 256, 256, 0),
 }
 
 
@@ -75,11 +76,14 @@ KERNELS = {
 # Triton's were timed without the kernel that chooses experts. vLLM runs others on Blackwell, unless it is told not to
 # (VLLM_USE_FLASHINFER_MOE_FP8=0).
 # FlashInfer's CUTLASS on Hopper is TensorRT-LLM's runner of a mixture of experts, whose tables stand in for it.
-TRITON, CUTLASS = "triton_experts", "flashinfer_cutlass"
+# TensorRT-LLM's own kernel on Blackwell (moe_config.backend TRTLLM) was timed with vLLM, which calls it by FlashInfer.
+TRITON, CUTLASS, TRTLLM_GEN = "triton_experts", "flashinfer_cutlass", "trtllm_gen"
 _TIMED: dict[str, tuple[str | None, str, tuple[str, ...]]] = {
     TRITON: (None, "0.19.0", ("b200_sxm",)),
     CUTLASS: ("trtllm", "1.3.0rc20", ("h100_sxm", "h200_sxm")),
+    TRTLLM_GEN: ("vllm", "0.24.0", ("b200_sxm",)),
 }
+_NOWHERE = (None, "", ())
 
 
 def experts(database: Database, model: Model, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
@@ -135,15 +139,15 @@ def whole_experts(database: Database, model: Model, kernel: str = "") -> pd.Data
 
 
 def timed_kernels(system: str) -> list[str]:
-    """The kernels of block-scaled FP8 that older tables or those of other engines have on a system."""
-    return [name for name, (_, _, systems) in _TIMED.items() if system in systems]
+    """The kernels of block-scaled FP8 of vLLM that older tables or those of other engines have on a system."""
+    return [name for name, (_, _, systems) in _TIMED.items() if system in systems and name != TRTLLM_GEN]
 
 
 def _where(database: Database, quantization: str, kernel: str) -> dict[str, Any]:
     """The tables that time a kernel; those of the database where it is vLLM's own choice."""
     if not kernel:
         return {}
-    if quantization != "fp8_block" or kernel not in timed_kernels(database.system):
+    if quantization != "fp8_block" or database.system not in _TIMED.get(kernel, _NOWHERE)[2]:
         raise ProfileError(f"{database.system} has no times of {kernel} in {quantization}")
     source, version, _ = _TIMED[kernel]
     return {"source": source, "version": version}

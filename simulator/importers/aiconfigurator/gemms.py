@@ -17,6 +17,8 @@ a scale per channel, the median ratio of products that take over `_CLEAR` times 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 
@@ -26,8 +28,21 @@ from simulator.importers.aiconfigurator.rules import SUSTAINED, TRTLLM
 from simulator.profile.profile import ProfileError
 
 _CLEAR = 4.0
+_VISIBLE = 2.0  # times the launch, from which on a line through products of all outputs shows what a row takes
 _TILE_ROWS = 128
 _SMALL_ROWS = 64  # up to which products take small tiles, and as long as their weights take to read
+
+
+class RowTimes(NamedTuple):
+    """Times in us of one row of a large product.
+
+    Attributes:
+        fixed_us: whatever the outputs: what quantises the row, where the product contains that.
+        output_us: for each output.
+    """
+
+    fixed_us: float
+    output_us: float
 
 
 class Gemms:
@@ -73,14 +88,20 @@ class Gemms:
         has_random_data = self._database.backend == TRTLLM and not self._is_taken_over(dtype)
         return curve if has_random_data else curve.slowed(SUSTAINED)
 
-    def row_us(self, dtype: str, n: int, k: int) -> float:
-        """Time of one row in the largest measured products of n outputs and k inputs, where a launch weighs least."""
-        time = 0.0
-        for near_n, weight_n in _weights(self._of(dtype)["n"].unique(), n):
-            for near_k, weight_k in _weights(self._of(dtype)["k"].unique(), k):
-                curve = self._measured(dtype, near_n, near_k)
-                time += weight_n * weight_k * float(curve.times_us[-1] / curve.sizes[-1])
-        return time
+    def row_us(self, dtype: str, k: int) -> RowTimes:
+        """What a row of `k` inputs takes in the largest measured products, whose times are linear in their outputs.
+
+        Raises:
+            ProfileError: too few products of this dtype take clearly longer than a launch.
+        """
+        rows = self._of(dtype)
+        clear = rows[(rows["m"] == rows["m"].max()) & (rows["time_us"] > _VISIBLE * rows["time_us"].min())]
+        lines = {near: _line(part) for near, part in clear.groupby("k") if part["n"].nunique() > 1}
+        if not lines:
+            raise ProfileError(f"{self._database.system}: too few large products in {dtype}")
+        near = [(weight, lines[each]) for each, weight in _weights(np.array(list(lines)), k)]
+        fixed_us, output_us = (sum(weight * line[part] for weight, line in near) for part in (0, 1))
+        return RowTimes(fixed_us, output_us)
 
     def block_scaled_ratio(self) -> float:
         """Median time of block-scaled FP8 products, as a multiple of those with a scale per channel."""
@@ -139,6 +160,14 @@ def _over_tiles(rows: pd.DataFrame) -> tuple[MeasuredCurve, int]:
     sizes, times = (np.concatenate(each) for each in zip(*(curve for curve, _ in parts), strict=True))
     order = sizes.argsort()
     return MeasuredCurve(sizes[order], times[order]), sum(dropped for _, dropped in parts)
+
+
+def _line(rows: pd.DataFrame) -> tuple[float, float]:
+    """What a row takes whatever the outputs, and for each output, of products of one k with equally many rows: a line
+    over n with the least relative error."""
+    n, times = rows["n"].to_numpy(np.float64), rows["time_us"].to_numpy(np.float64)
+    output_us, fixed_us = np.polyfit(n, times, 1, w=1 / times) / float(rows["m"].iloc[0])
+    return max(float(fixed_us), 0.0), float(output_us)
 
 
 def _weights(grid: np.ndarray, size: int) -> list[tuple[int, float]]:

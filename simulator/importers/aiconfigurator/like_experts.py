@@ -19,7 +19,6 @@ from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 
-NAME = "like_experts"
 _FARTHEST = 1.25  # of that sum: beyond it no experts are alike
 _RANKS = (2, 4, 8, 16, 32)
 _SHAPE = ["hidden_size", "width", "topk", "num_experts"]

@@ -20,14 +20,14 @@ import pandas as pd
 from simulator.importers.aiconfigurator.compile import compile_profile, steps_table
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.deep_ep import deep_ep_exchange
-from simulator.importers.aiconfigurator.like_experts import NAME as LIKE_EXPERTS
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.archive import merged
 from simulator.profile.graph_sizes import graph_sizes
-from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError
+from simulator.table import table_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiles" / "operators"
 
@@ -78,16 +78,16 @@ def _compiled(
             break
     if profile is None:
         return None
-    tables = dict(profile.tables)
+    tables = dict(profile.rows)
     for kernel, table in kernels_of(system, model, ranks):
         if kernel in kernels:
             with suppress(ProfileError):  # not measured on this system
-                known, other = profile.tables.get(table), compiled(kernel).tables.get(table)
+                known, other = profile.rows.get(table), compiled(kernel).rows.get(table)
                 if other is not None and (known is None or not other.equals(known)):
                     tables[table] = other if known is None else merged(known, tables[table], other)
                     ran += [kernel] if kernel not in ran else []
     if "piecewise_graphs" in kernels:
-        tables["steps"] = steps_table(HOST)
+        tables["steps"] = table_of(steps_table(HOST))
         ran.append("piecewise_graphs")
     source = {**profile.meta.source, **({"server": ran} if ran else {})}
     buckets = graph_sizes(max_num_seqs, max_graph_tokens)

@@ -40,10 +40,13 @@ POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
         "schedule_conservativeness": [0.05, 0.05, 0.3, 1.0],
         "enable_mixed_chunk": [False, True],
         "ignore_eos": [False, False, True],
+        "scheduler_recv_interval": [1, 1, 3],
     },
     "trtllm": {
         "capacity_scheduler_policy": ["guaranteed_no_evict", "max_utilization", "max_utilization", "static_batch"],
         "context_chunking_policy": ["first_come_first_served", "equal_progress"],
+        "batch_wait_timeout_iters": [0, 0, 5],
+        "batch_wait_max_tokens_ratio": [0.0, 0.5, 1.0],
     },
 }
 """Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""

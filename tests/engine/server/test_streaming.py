@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ flags = st.booleans()
 
 def answering(channel: Channel, *, chat: bool = False, usage: bool = False, ids: bool = False, n: int = 1) -> Answering:
     asked = Asked(chat, [[1, 2]], SamplingParams(n=n), True, usage, usage, ids, 0)
-    return Answering(asked, Opened(None, [[1, 2]]), channel, "m", Tally(), 0.0)
+    return Answering(asked, Opened(None, [[1, 2]]), channel, "m", Tally(), 0)
 
 
 @given(text=st.text(), index=st.integers(0, 1), chat=flags, usage=flags, ids=flags)
@@ -35,6 +36,22 @@ def test_the_chunk_of_one_delta_has_the_bytes_of_its_document(
     short, long = (answering(Channel(), chat=chat, usage=usage, ids=ids, n=2) for _ in range(2))
     long._id, long._created, long._opening = short._id, short._created, short._opening
     assert short.chunks([delta]) == long.chunks([delta, Delta(0, index, "", [])])
+
+
+@given(texts=st.lists(st.text(), min_size=3, max_size=3), chat=flags, usage=flags, ids=flags)
+def test_a_chunk_that_is_made_ahead_has_the_bytes_and_counts_of_one_that_is_not(
+    texts: list[str], chat: bool, usage: bool, ids: bool
+) -> None:
+    early, late = (answering(Channel(), chat=chat, usage=usage, ids=ids) for _ in range(2))
+    late._id, late._created = early._id, early._created
+    late._before, late._around = early._before, early._around
+    first, *others = [Delta(0, 0, text, [number]) for number, text in enumerate(texts)]
+    assert early.chunks([first]) == late.chunks([first])
+    for delta in others:
+        assert early.ahead(delta.text, delta.token_ids[0]) == late.chunks([delta])
+        assert early.count_sent(time.monotonic_ns()) >= 0
+    assert early._usage() == late._usage()
+    assert answering(Channel(), n=2).ahead("x", 1) is None
 
 
 @dataclass
@@ -106,4 +123,4 @@ def test_tokens_reach_the_client_in_order_whoever_writes_them(pauses: bool) -> N
 
 def test_what_is_no_server_of_uvicorn_gets_all_through_its_own_interface() -> None:
     stream = app._Stream(None)  # type: ignore[arg-type]
-    assert stream._direct(None) is None and stream._direct(Request({"type": "http"})) is None
+    assert stream._line(None) is None and stream._line(Request({"type": "http"})) is None

@@ -112,7 +112,7 @@ def _fuzzed_trace(draw: np.random.Generator, *, num_sequences: int) -> Trace:
         "n": draw.integers(1, num_sequences + 1, n),
     }  # fmt: skip
     trace = make_trace()
-    return replace(trace, table=trace.table.iloc[:n].reset_index(drop=True).assign(**columns))
+    return replace(trace, rows=trace.rows[:n].assign(**columns))
 
 
 @pytest.mark.parametrize("seed", few(range(NUM_FUZZED)))

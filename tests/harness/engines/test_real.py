@@ -27,6 +27,7 @@ from harness.workload.token_ids import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402
 from tests.harness.builders import SMALLEST, config  # noqa: E402
 
+SHORT = ["trace=synthetic", "trace/lengths@trace.prompt=constant", "trace.prompt.value=20"]
 TINY = [*SMALLEST, "num_blocks=800", "max_num_batched_tokens=256"]
 
 
@@ -63,7 +64,19 @@ def test_drafts_are_recorded(tmp_path: Path) -> None:
     assert 0 < summary["accepted_tokens"] <= summary["drafted_tokens"] == steps["num_drafted_tokens"].sum()
 
 
-def test_the_warm_up_computes_a_decode_beside_a_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        (["max_num_batched_tokens=512"], 300),
+        (
+            ["max_num_batched_tokens=100", "max_num_seqs=8", "scheduler=trtllm", "scheduler.async_scheduling=false"],
+            99,
+        ),  # whole prompts
+    ],
+)
+def test_the_warm_up_computes_a_decode_beside_a_prompt(
+    settings: list[str], longest: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plans: list[tuple[int, int]] = []
     execute = LLMEngine.execute
 
@@ -74,8 +87,8 @@ def test_the_warm_up_computes_a_decode_beside_a_prompt(monkeypatch: pytest.Monke
         return executed
 
     monkeypatch.setattr(LLMEngine, "execute", observed)
-    summary = run(config("trace.num_requests=1", *TINY, "max_num_batched_tokens=512"), tmp_path / "out")
-    assert {(0, 10), (0, 20), (0, 50), (1, 300)} <= set(plans)
+    summary = run(config("trace.num_requests=1", *TINY, *settings, *SHORT), tmp_path / "out")
+    assert {(0, 10), (0, 20), (0, 50), (1, longest)} <= set(plans)
     assert summary["completed"] == 1 and len(read_results(tmp_path / "out")[0].requests) == 1
 
 

@@ -117,8 +117,7 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     # What a sample generates has no identity in a simulation, so nothing of it is found in the prefix cache.
     options = SchedulerOptions(policy=policy, enable_prefix_caching=False)
     trace = make_trace()
-    table = trace.table.assign(n=np.arange(24) % 3 + 1)
-    trace = replace(trace, table=table)
+    trace = replace(trace, rows=trace.rows.assign(n=np.arange(24) % 3 + 1))
     real = run_real(trace, options, num_blocks, lookahead=1)
     measured = assert_equal(real, run_twin(real, options, num_blocks, lookahead=1), trace)
     assert measured.steps["num_saved_blocks"].sum() > 0

@@ -131,6 +131,6 @@ def test_what_never_happened_is_said_instead_of_drawn() -> None:
     assert chart is not None
     assert "no preemptions" in texts(chart) and "no waiting requests" in texts(chart)
     assert len(chart.panels) == 5
-    older = replace(result, steps=result.steps.drop(columns=["num_kv_tokens", "num_reserved_slots"]))
+    older = replace(result, step_rows=result.steps.drop(columns=["num_kv_tokens", "num_reserved_slots"]))
     chart = timeline_chart(older, summary_of(older), AS_USUAL)
     assert chart is not None and len(chart.panels) == 4, "an earlier version did not record what slots are used for"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness.config import MetricsConfig
 from harness.errors import TwinServeError
 from harness.results.metrics import summarize
 from harness.results.stored import environment as module
-from harness.results.stored import files
+from harness.results.stored import files, parquet
 from harness.results.stored.environment import environment
 from harness.results.stored.files import read_results, read_summary, write_results, write_whole
 from harness.results.tables import Gaps, RunResult
@@ -38,7 +39,7 @@ def test_a_table_written_in_parts_comes_back(tmp_path: Path, monkeypatch: pytest
     table = pd.DataFrame({"n": np.arange(7), "time": [0.5, *[math.nan] * 6]})
     table["error"] = pd.Series([None] * 6 + ["too long"], dtype="object")  # the first part has no text
     table["status"] = pd.Categorical(["b"] * 6 + ["a"], categories=["a", "b", "c"])
-    monkeypatch.setattr(files, "_PART_ROWS", 3)
+    monkeypatch.setattr(parquet, "_PART_ROWS", 3)
     files.write_table(tmp_path / "parts.parquet", table)
     table.to_parquet(tmp_path / "whole.parquet", index=False)
     parts, whole = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("parts", "whole"))
@@ -66,7 +67,7 @@ def test_what_is_written_comes_back(tmp_path: Path, until_s: float) -> None:
 def test_equal_gaps_are_merged_and_none_is_lost(tmp_path: Path) -> None:
     result, summary = toy()
     gaps = Gaps(np.array([0.25, 0.5, 0.25]), np.array([2, 3, 5]))
-    write_results(RunResult(**{**vars(result), "gaps": gaps}), summary, tmp_path)
+    write_results(replace(result, gaps=gaps), summary, tmp_path)
     back, _ = read_results(tmp_path)
     assert back.gaps.values.tolist() == [0.25, 0.5]
     assert back.gaps.weights.tolist() == [7, 3]
@@ -79,11 +80,11 @@ def test_a_failed_write_leaves_no_summary_and_no_litter(tmp_path: Path, monkeypa
     (tmp_path / "failed.json").write_text("{}")
     intact = (tmp_path / "steps.parquet").read_bytes()
 
-    def disk_full(self: pd.DataFrame, path: Path, **_: Any) -> None:
+    def disk_full(path: Path, table: object) -> None:
         path.write_bytes(b"PAR1 half a file")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", disk_full)
+    monkeypatch.setattr(parquet, "write_parquet", disk_full)
     with pytest.raises(OSError, match="no space"):
         write_results(result, summary, tmp_path)
     assert names(tmp_path) == FILES - {"summary.json"}

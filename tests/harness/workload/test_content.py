@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from harness.workload.content import block_identities, request_factory
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace, trace_table
 from simulator.quantities import MAX_TOKENS
+from simulator.table import Table, objects
 
 
 def shared_blocks(trace: Trace, block_size: int) -> int:
@@ -98,14 +98,15 @@ def test_priority_tenant_and_deadline_reach_the_request_in_both_worlds(columns: 
 
 
 def test_generated_blocks_can_have_identities_of_their_own() -> None:
-    table = pd.DataFrame({"num_prompt_tokens": [9, 9], "num_output_tokens": [8, 3], "hash_ids": [[5, 6], [5, 6]]})
+    lengths = {"num_prompt_tokens": [9, 9], "num_output_tokens": [8, 3]}
+    table = Table({**lengths, "hash_ids": objects([[5, 6], [5, 6]])})
     trace = Trace("t", table, "made", hash_block_size=8)
     plain, named = request_factory(trace, 4), request_factory(trace, 4, cache_outputs=True)
     one, other = hashes(named(0, 0)), hashes(named(1, 0))
     assert one is not None and other is not None
     assert one[:2] == other[:2] == hashes(plain(0, 0))
     assert (len(one), len(other)) == (17 // 4, 12 // 4) and len({*one, *other}) == 2 + 2 + 1
-    bare = Trace("t", table.drop(columns="hash_ids"), "made")
+    bare = Trace("t", table.without("hash_ids"), "made")
     first, second = (hashes(request_factory(bare, 4, cache_outputs=True)(row, 0)) for row in (0, 1))
     assert first is not None and second is not None and not {*first} & {*second} and len(first) == 4
 
@@ -119,7 +120,7 @@ def test_contents_of_absurdly_long_requests_are_not_made_up() -> None:
         make = request_factory(Trace("t", table, "made"), 4, cache_outputs=cache_outputs, max_model_len=16)
         assert hashes(make(0, 5)) is None
         assert len(hashes(make(1, 5)) or []) == 4
-    hashed = table.drop(columns=["session_id", "turn"]).assign(hash_ids=pd.Series([np.array([1])] * 2, dtype=object))
+    hashed = table.without("session_id").without("turn").assign(hash_ids=objects([np.array([1])] * 2))
     make = request_factory(Trace("t", hashed, "made", hash_block_size=n), 1 << 20)
     assert len(hashes(make(0, 5)) or []) == n // (1 << 20)
     make = request_factory(Trace("t", hashed, "made", hash_block_size=n - 1), 4, max_model_len=16)

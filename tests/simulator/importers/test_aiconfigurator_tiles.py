@@ -78,23 +78,59 @@ def test_an_outlier_among_tiles_is_dropped(outlier: int) -> None:
     assert outlier not in gemms.curve("fp8", 64, 64).sizes and gemms.num_dropped == 1
 
 
-def test_padded_experts_multiply_all_rows_whatever_the_tokens() -> None:
-    gemms = Gemms(Tables())  # type: ignore[arg-type]
-    curve = padded_experts(gemms, MOE, 2, RATES)
-    one, many = (float(curve.at(size)) for size in (1, 32768))
-    rows_one, rows_many = 8 + 128 * 127 + 120, 8 * 32768 + 128 * 127  # of them 120 fill the last 128
-    assert rows_one == 16384
-    assert np.isclose(one, 2 * rows_one, rtol=0.02)  # two products of 1 us a row, and bytes
-    assert many > 2 * rows_many * 0.98 and float(curve.at(16)) < 1.02 * one
+class Lines:
+    """Block-scaled products that take `QUANTISED` us for each input of a row and `MULTIPLIED` for each operation."""
+
+    system, version, backend = "made_up", "1.0", "vllm"
+
+    def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+        sizes = [(m, n, k) for m in (64, 32768) for n in (64, 1024, 8192) for k in (512, 4096)]
+        rows = pd.DataFrame(sizes, columns=["m", "n", "k"])
+        work = rows["m"] * rows["k"] * (QUANTISED + MULTIPLIED * rows["n"])
+        return rows.assign(time_us=np.maximum(work, 1.0))  # a launch hides small products
 
 
-def test_padded_rows_of_whole_experts_are_those_of_a_rank() -> None:
-    gemms = Gemms(Tables())  # type: ignore[arg-type]
-    whole = padded_experts(gemms, MOE, 1, RATES, 2)
-    rows = 8 + 64 * 127 + 56  # of them 56 fill the last 128
-    assert rows == 8192 and np.isclose(float(whole.at(1)), 2 * rows, rtol=0.02)
+QUANTISED, MULTIPLIED = 1e-7, 1e-9
+FAST = {**RATES, "mem_bw": 1e30, "mem_empirical_constant_latency": 0.0}
+HIDDEN = MOE.hidden_size
+
+
+def expected_us(num_tokens: int, width: int, num_local: int) -> float:
+    """What a layer's experts take where memory is fast, from the rows that vLLM multiplies."""
+    rows = -(-(num_tokens * 8 + num_local * 127) // 128) * 128
+    multiplied = SUSTAINED * MULTIPLIED * 3 * HIDDEN * width
+    return rows * (multiplied + QUANTISED * width) + num_tokens * QUANTISED * HIDDEN
+
+
+@pytest.mark.parametrize(("ranks", "expert_ranks"), [(2, 1), (1, 2)])
+def test_padded_experts_multiply_all_rows_whatever_the_tokens(ranks: int, expert_ranks: int) -> None:
+    gemms = Gemms(Lines())  # type: ignore[arg-type]
+    curve = padded_experts(gemms, MOE, ranks, FAST, expert_ranks)
+    for num_tokens in (1, 16, 512, 32768):
+        expected = expected_us(num_tokens, 1536 // ranks, 128 // expert_ranks)
+        assert float(curve.at(num_tokens)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16])
+def test_the_first_block_of_an_expert_waits_for_its_weights(num_tokens: int) -> None:
+    gemms = Gemms(Lines())  # type: ignore[arg-type]
+    curve, weights = padded_experts(gemms, MOE, 2, {**FAST, "mem_bw": 1e11}), 3 * HIDDEN * 768 / 1e5
+    activations = 128 * (HIDDEN * 3 + 5 * 768) / 1e5  # into and out of both products
+    with_tokens = 128 * (1 - (120 / 128) ** num_tokens)
+    moved = 16384 * 6 * 768 / 1e5 + num_tokens * (8 * 3 + 3) * HIDDEN / 1e5  # by activation, scatter and gather
+    others = (128 - with_tokens) * 128 * SUSTAINED * MULTIPLIED * 3 * HIDDEN * 768
+    quantised = QUANTISED * (16384 * 768 + num_tokens * HIDDEN)
+    expected = with_tokens * (weights + activations) + moved + others + quantised
+    assert float(curve.at(num_tokens)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_padded_experts_need_block_scaled_weights() -> None:
     with pytest.raises(ProfileError, match="deepgemm: .* has no experts in fp8_block"):
-        padded_experts(Gemms(Tables()), QWEN, 2, RATES)  # type: ignore[arg-type]
+        padded_experts(Gemms(Tables()), QWEN, 2, FAST)  # type: ignore[arg-type]
+
+
+def test_what_a_row_takes_needs_products_of_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Lines().rows("gemm", "gemm_perf")
+    monkeypatch.setattr(Lines, "rows", lambda self, *names, **where: rows[rows["n"] == 64])
+    with pytest.raises(ProfileError, match="made_up: too few large products in fp8_block"):
+        Gemms(Lines()).row_us("fp8_block", 512)  # type: ignore[arg-type]

@@ -94,7 +94,8 @@ def test_more_weights_take_up_to_as_much_more_time() -> None:
         (DENSE, "h100-80gb", "profiled", None),
         (EXPERTS, "l40s", "profiled", "those most like them"),
         (EXPERTS | {"num_experts": 2, "num_experts_per_tok": 1}, "h100-80gb", "roofline", "no measured kernels"),
-        (DENSE, "rtx-3090", "roofline", "no measured kernels"),
+        (DENSE, "rtx-3090", "profiled", "scaled by the rates of both"),
+        (DENSE, "mi300x", "roofline", "no measured kernels"),
     ],
 )
 def test_any_model_is_priced_by_kernels_where_its_operators_were_timed(

@@ -9,7 +9,7 @@ version is that of docker's image, if the command runs one; `engine.vllm_version
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,7 +58,16 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         ConfigError: as of `overrides`.
     """
     given = set(given)
-    line = read_line(command)
+    made, notes = keys_of(read_line(command), given, folders)
+    return translation(made, given, notes)
+
+
+def keys_of(line: VllmLine, given: Collection[str], folders: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
+    """Keys of ours for a server, and notes. What is `given` may be among the keys.
+
+    Raises:
+        ConfigError: as of `overrides`.
+    """
     made: dict[str, Any] = {}
     known = KnownModels(folders)
     notes = list(line.notes)
@@ -83,7 +92,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes.append(_generation_note(generation))
     if config := line.values.get("--speculative-config"):
         made = made | _speculation(config, known, notes) | made
-    return translation(made, given, notes)
+    return made, notes
 
 
 def _generation_note(text: str) -> str:

@@ -8,12 +8,11 @@ from typing import Any
 
 from harness.errors import ConfigError
 
-_RANKS, _STAGES, _TRANSFER = "--data-parallel-size", "--pipeline-parallel-size", "--kv-transfer-config"
-_EXPERTS = "--enable-expert-parallel"
-_BOTH_SIDES = {
-    "NixlConnector": "fleet=disaggregated",
-    "P2pNcclConnector": "fleet=disaggregated fleet.kv_transfer=by_layers",
-}
+TRANSFER = "--kv-transfer-config"
+CONNECTORS: Mapping[str, bool] = {"": False, "NixlConnector": False, "P2pNcclConnector": True}
+"""Of servers that hand KV over, and "" for others: whether it is sent layer by layer."""
+_RANKS, _STAGES, _EXPERTS = "--data-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel"
+_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
 
 def servers(
@@ -41,8 +40,9 @@ def servers(
         notes.append(f"{_RANKS}: each rank is a server of its own, behind vLLM's balancer")
     elif shares_out:
         made["expert_parallel"] = True
-    if _TRANSFER in values:
-        notes.append(_one_side(values[_TRANSFER]))
+    if connector := side_of(values)[0]:
+        both = f"fleet=disaggregated{' fleet.kv_transfer=by_layers' * CONNECTORS[connector]}"
+        notes.append(f"{TRANSFER}: one server that serves whole requests; {both} has both sides")
     return made
 
 
@@ -59,15 +59,23 @@ def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[st
     return {**made, "data_parallel_size": ranks, "expert_parallel": True}
 
 
-def _one_side(text: str) -> str:
-    """The note on a server that hands KV over; raises ConfigError for other ways to move it."""
+def side_of(values: Mapping[str, str]) -> tuple[str, str]:
+    """The connector by which a server hands KV over, "" without one, and its role: "serve" without one, "" where it may
+    be both.
+
+    Raises:
+        ConfigError: KV moves in a way that is not simulated.
+    """
+    if TRANSFER not in values:
+        return "", "serve"
     try:
-        connector = json.loads(text).get("kv_connector")
+        config = json.loads(values[TRANSFER])
+        connector, role = config.get("kv_connector"), config.get("kv_role")
     except (ValueError, AttributeError, RecursionError):
-        raise ConfigError(f"{_TRANSFER}: no JSON object") from None
-    if connector not in _BOTH_SIDES:
+        raise ConfigError(f"{TRANSFER}: no JSON object") from None
+    if not connector or connector not in CONNECTORS:
         raise ConfigError(
-            f"{_TRANSFER}: kv_connector {str(connector)[:40]!r} is not simulated, and it changes what is "
+            f"{TRANSFER}: kv_connector {str(connector)[:40]!r} is not simulated, and it changes what is "
             "served; leave it out to go on"
         )
-    return f"{_TRANSFER}: one server that serves whole requests; {_BOTH_SIDES[connector]} has both sides"
+    return connector, _ROLES.get(str(role), "")

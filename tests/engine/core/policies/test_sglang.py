@@ -76,3 +76,14 @@ def test_a_queue_can_be_in_an_order_that_belongs_to_nobody_and_samples_are_refus
     assert sorted(order) == list(range(12)) and order != sorted(order)
     with pytest.raises(RequestRefusedError, match="share blocks that they write to"):
         scheduler.add(Request(20, 4, 4, num_sequences=2))
+
+
+def test_requests_are_received_in_one_of_several_steps_with_decodes_and_behind_prompts() -> None:
+    scheduler = make(scheduler_recv_interval=4)
+    admitted = []
+    for now in range(16):
+        if now in (0, 1, 2, 8):
+            scheduler.add(Request(now, 4, 15))
+        admitted.append([s.request_id for s in step(scheduler, now).admitted])
+    # 1 comes while the prompt of 0 runs; 2 and 8 wait until four steps in a row had decodes alone.
+    assert [(now, each) for now, each in enumerate(admitted) if each] == [(0, [0]), (1, [1]), (2, [2]), (11, [8])]

@@ -96,3 +96,15 @@ def test_how_the_tokens_of_a_step_are_shared_out(budget: int, fcfs: list[int], e
     """A chunk ends its prompt or is a multiple of 4; of the second prompt 16 tokens are stored."""
     assert whole_or_shared(CONTEXTS, budget, 100, 4, first_come_first_served) == fcfs
     assert whole_or_shared(CONTEXTS, budget, 100, 4, equal_progress) == equal
+
+
+def test_prompts_wait_for_more_of_them_while_others_decode() -> None:
+    # A step of 16 tokens is worth its prompts from 8 on; the first prompt, beside which nobody decodes, does not wait.
+    scheduler = make(batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.5)
+    admitted = []
+    for now in range(12):
+        if now in (0, 1, 7, 8):
+            scheduler.add(Request(now, 4, 30))
+        admitted.append([s.request_id for s in step(scheduler, now).admitted])
+    # 1 waits for three steps; 7 for one, until 8 is there, too: 8 tokens of prompts, and 2 decodes.
+    assert [(now, each) for now, each in enumerate(admitted) if each] == [(0, [0]), (4, [1]), (8, [7, 8])]

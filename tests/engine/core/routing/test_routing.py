@@ -162,6 +162,8 @@ def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
     servers: list[Server], num_requests: int
 ) -> None:
     rule, sent = make("vllm_balancer"), [0] * len(servers)
+    for number, server in enumerate(servers):
+        server.number = number
     for _ in range(num_requests):
         scores = [
             4 * (server.num_waiting + more) + server.num_running for server, more in zip(servers, sent, strict=True)
@@ -172,6 +174,15 @@ def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
     servers[0].num_running += 1  # it is told anew
     scores = [4 * server.num_waiting + server.num_running for server in servers]
     assert rule.choose(request(), servers) == scores.index(min(scores))
+
+
+def test_what_was_sent_to_a_rank_stays_with_it_when_others_come_and_go() -> None:
+    rule, (first, second, third) = make("vllm_balancer"), [Server(number=number) for number in range(3)]
+    assert [rule.choose(request(), [first, second]) for _ in range(3)] == [0, 1, 0]
+    assert rule.choose(request(), [first, second, third]) == 2  # two, one and none were sent
+    assert rule.choose(request(), [second, third]) == 0
+    third.num_running += 1  # all are told anew
+    assert rule.choose(request(), [second, third]) == 0
 
 
 @given(SERVERS, st.sampled_from([0.0, 0.4, 1.0]))

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import composed
 from harness.engines.resolving import known_error
-from harness.engines.resolving.known_error import KnownError, RunClass, Spread, cost_model_text, load_of
+from harness.engines.resolving.known_error import APART, KnownError, RunClass, Spread, cost_model_text, load_of
 from harness.engines.resolving.system import resolve
 
 OF = RunClass("kernels", "H100", "dense", "llama", "fp8", "closed loop")
@@ -62,3 +62,16 @@ def test_the_nearest_class_with_enough_runs_is_taken(
 def test_the_text_names_cost_model_and_error(overrides: tuple[str, ...], load: str, texts: tuple[str, ...]) -> None:
     text = cost_model_text(resolve(composed(*overrides)), load_of(load))
     assert all(each in text for each in texts), text
+
+
+def test_prompts_and_decodes_apart_have_errors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, spread = OF._replace(load=APART), Spread(1, 2, -1, -2, 2)
+    known = {
+        OF: KnownError(50, "", {"tpot": spread}),
+        OF.without("load", "model"): KnownError(99, "", {"tpot": spread}),
+    }
+    monkeypatch.setattr(known_error, "_known", lambda: known)
+    assert known_error.known_error(apart) is None
+    known[apart.without("model")] = KnownError(7, "", {"ttft": spread})
+    nearest = known_error.known_error(apart)
+    assert nearest is not None and nearest.runs == 7 and "prompts and decodes apart" in nearest.words

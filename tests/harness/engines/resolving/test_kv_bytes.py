@@ -46,3 +46,11 @@ def test_states_are_blocks_of_the_pool_where_it_is_paged() -> None:
     )
     found = run(*states, "arrival=trace", "plots=false", trace=TABLE)
     assert "; 147 blocks for the state of each sequence" in found.summary["kv_pool"]
+
+
+def test_with_kernels_without_graphs_no_memory_goes_to_graphs() -> None:
+    ranks = ("model=deepseek-v3", "device=h200", "data_parallel_size=8", "expert_parallel=true", "scheduler=vllm")
+    backends = ("deepep_high_throughput", "deepep_low_latency")
+    eager, graphs = (pool_of(config(*ranks, f"engine.all2all_backend={each}")) for each in backends)
+    assert eager == pool_of(config(*ranks, "engine.max_graph_tokens=0"))
+    assert eager.num_blocks > graphs.num_blocks

@@ -58,9 +58,29 @@ def test_prefixes_hit_samples_differ_and_clients_that_go_are_forgotten(tmp_path:
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("override", ["replicas=2", "pipeline_parallel_size=2"])
-def test_what_it_cannot_be_is_refused(override: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="task=serve"), serving(tmp_path, *SIMULATED, override):
+def test_a_fleet_is_one_address_whose_rule_spreads_the_calls(tmp_path: Path) -> None:
+    fleet = ("replicas=3", "router=session_affinity", "router.view_delay_ms=5", "serve.record=true")
+    with serving(tmp_path, *SIMULATED, *fleet) as server:
+        body = {"prompt": [7] * 40, "max_tokens": 4}
+        for conversation in (None, None, "five", "five", "one", "five"):
+            status, document = server.ask("/v1/completions", {**body, "user": conversation})
+            assert status == 200 and document["usage"]["completion_tokens"] == 4
+        blocks = [line for line in server.ask("/metrics")[1].splitlines() if "num_requests_running{" in line]
+        assert [line.rpartition('engine="')[2] for line in blocks] == [f'{number}"}} 0' for number in range(3)]
+    requests, steps = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("requests", "steps"))
+    servers = requests["server"].tolist()
+    assert servers[:2] == [0, 0], "nothing ran when the second came"
+    assert servers[2] == servers[3] == servers[5] != servers[4], "a conversation stays where it is"
+    assert set(steps["server"]) == set(servers) and requests["arrival_time"].is_monotonic_increasing
+    assert requests["num_output_tokens"].tolist() == [4] * 6 and (requests["ttft"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [("pipeline_parallel_size=2", "stages of a pipeline"), ("autoscaler.metric=queue", "an autoscaler")],
+)
+def test_what_it_cannot_be_is_refused(override: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"task=serve: .*{said}"), serving(tmp_path, *SIMULATED, override):
         pass
 
 

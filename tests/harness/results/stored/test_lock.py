@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from harness import cli
-from harness.results.stored import files
+from harness.results.stored import files, parquet
 from harness.results.stored.files import read_results
 from harness.results.stored.lock import FolderInUseError, locked
+from simulator.table import Table
 from tests.harness.builders import ROOT, config, execute_in
 
 HOLD = """
@@ -78,15 +78,15 @@ def test_a_disk_that_fills_up_leaves_nothing_that_looks_whole(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute_in(tmp_path, config(*SETTINGS))
-    to_parquet = pd.DataFrame.to_parquet
+    write_parquet = parquet.write_parquet
 
-    def full(self: pd.DataFrame, path: Path, **options: object) -> None:
+    def full(path: Path, rows: Table) -> None:
         if path.name.startswith(f".{Path(table).stem}."):
             path.write_bytes(b"PAR1")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        to_parquet(self, path, **options)  # type: ignore[call-overload]
+        write_parquet(path, rows)
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    monkeypatch.setattr(parquet, "write_parquet", full)
     with pytest.raises(OSError, match="No space left on device"):
         execute_in(tmp_path, config(*SETTINGS, "seed=1"))
     assert not (tmp_path / "summary.json").exists() and not list(tmp_path.glob(".*.parquet"))
