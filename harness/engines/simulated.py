@@ -88,8 +88,7 @@ class SimulatedEngine:
         second, decoders = None, None
         if (times := first.front_end) is not None:
             prompt_tokens = whole_numbers(trace.rows["num_prompt_tokens"].to_numpy())
-            number = len(entries) * times.processes
-            arrivals = FrontEnd(arrivals, times, prompt_tokens, number)
+            arrivals = FrontEnd(arrivals, times, prompt_tokens, len(entries) * times.processes)
             second = SecondFrontEnd(times, prompt_tokens, len(to) * times.processes) if to else None
         if (apart := fleet.apart) is not None:
             halves = self._ports[: fleet.num_entries], self._ports[fleet.num_entries :]

@@ -34,13 +34,13 @@ def profile_of(system: System, model: Model, max_graph_tokens: int | None) -> Pr
     return on_device(alike, model, ranks, device.kernels_like, device) if alike else None
 
 
-def of_device(profile: Profile, system: System) -> Profile:
-    """A profile that the run names; scaled if it is from the database's times of the GPU that is like the device."""
-    device = system.device
-    alike, measured_on = device.kernels_like, str(profile.meta.source.get("database", "")).partition("/")[0]
-    if alike is None or measured_on == device.aiconfigurator_system or measured_on != alike.aiconfigurator_system:
+def as_of_device(system: System, profile: Profile) -> Profile:
+    """A user's `profile`, scaled if it is of the GPU that stands in for that of the run in NVIDIA's database."""
+    device, like = system.device, system.device.kernels_like
+    measured_on = str(profile.meta.source.get("database", "")).partition("/")[0]
+    if like is None or measured_on in ("", device.aiconfigurator_system) or measured_on != like.aiconfigurator_system:
         return profile
-    return on_device(profile, system.model, system.tensor_parallel_size, alike, device) or profile
+    return on_device(profile, system.model, system.tensor_parallel_size, like, device) or profile
 
 
 def made_of(profile: Profile) -> Iterator[str]:

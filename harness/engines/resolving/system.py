@@ -16,7 +16,7 @@ from harness.engines.resolving.custom_cost import maker_of
 from harness.engines.resolving.drafting import accepted_from, resolve_speculation
 from harness.engines.resolving.kv_pool import graph_tokens, kv_pool
 from harness.engines.resolving.shapes import contiguous_rule, device_rates, model_shape
-from harness.engines.resolving.shipped_kernels import made_of, of_device, profile_of
+from harness.engines.resolving.shipped_kernels import as_of_device, made_of, profile_of
 from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
@@ -164,7 +164,7 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         whole = _with_whole_experts(system, profile)
         if whole is None:
             raise ProfileError(f"has no times of experts that {model.num_expert_ranks} GPUs share out")
-        return replace(system, profile=of_device(whole, system))
+        return replace(system, profile=as_of_device(system, whole))
     kernels = system.cost.kernels
     found = profile_of(system, model, max_graph_tokens)
     if found is not None:

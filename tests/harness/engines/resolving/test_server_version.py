@@ -11,7 +11,6 @@ from experiments import composed
 from harness.config.command_lines.vllm.import_line import overrides
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
-from simulator.importers.aiconfigurator.shipped import FOLDER as OPERATORS
 from simulator.system import System
 from simulator.vllm_versions import vllm_version
 from tests.simulator.builders import work
@@ -59,12 +58,16 @@ def test_weights_that_are_widened_are_priced_by_products_in_16_bits(stored: str,
     pd.testing.assert_series_equal(tables[0]["elementwise"], tables[1]["elementwise"])
 
 
-def test_a_named_profile_of_the_gpu_that_is_like_the_device_is_scaled() -> None:
-    named = ("model=qwen3-8b", f"cost.profile=aiconfigurator:{OPERATORS}:h100_sxm")
-    module, card = resolved(*named, "device=h100-80gb"), resolved(*named, "device=h100-pcie")
-    for step in (work([], [1000] * 8), work([(0, 8192, True)], [])):
+def test_a_card_with_the_chip_of_another_takes_its_kernels_longer() -> None:
+    given = ("model=qwen3-8b", "scheduler.async_scheduling=true")
+    module, card = resolved(*given, "device=h100-80gb"), resolved(*given, "device=h100-pcie")
+    for step, longer in (
+        (work([], [1000] * 8), 3.35 / 2.039),
+        (work([(0, 8192, True)], []), 0.8 / 0.65 * 989.4 / 756.4),
+    ):
         times = [system.cost_model().step_ns(step) for system in (module, card)]
-        assert 1.55 < times[1] / times[0] < 1.7
+        assert times[1] == pytest.approx(longer * times[0], rel=0.06)  # but for launches
+    assert "scaled from those on NVIDIA H100 80GB HBM3" in card.step_times_from()
 
 
 def test_sparse_attention_computes_the_whole_topk_before_0_24() -> None:
