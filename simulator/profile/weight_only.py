@@ -30,12 +30,7 @@ WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
 def is_widened(model: Model, flops: dict[str, float]) -> bool:
     """Whether all products with a model's weights are in its own dtype, though these take fewer bits."""
     stored = model.quantization
-    return (
-        stored.weight_bits is not None
-        and model.num_expert_ranks == 1
-        and stored.arithmetic not in flops
-        and stored.is_weight_only_elsewhere
-    )
+    return stored.weight_bits is not None and stored.arithmetic not in flops and stored.is_weight_only_elsewhere
 
 
 def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profile:
