@@ -55,7 +55,7 @@ def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:
 
 def test_servers_of_sglang_have_its_scheduler_its_kernels_and_mixed_chunks_by_who_started_them() -> None:
     made = {
-        path: of_sglang(server, sglang_kernels(Path("/systems/silicon_sample.csv"), "h200_sxm")).settings()
+        path: of_sglang(server, sglang_kernels(Path("/systems/silicon_sample.csv"), "h200_sxm")[0]).settings()
         for path in ("Qwen/Qwen3-32B", "Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
         if (server := other_server(path, "nan" if path == "Qwen/Qwen3-32B" else "fp8", "h200_sxm")) is not None
     }
@@ -105,6 +105,29 @@ def test_servers_of_sglang_receive_requests_as_their_scripts_say() -> None:
     assert [each.max_num_seqs for each in made] == [64, 8, 128]
     with pytest.raises(TwinServeError, match="speculation"):
         sglang_servers.of_load(server, Load("2026-04-03", 4, 1024, 1024, 8))
+
+
+def test_tables_of_sglang_are_those_of_its_version_first(tmp_path: Path) -> None:
+    versions = {"package": ["0.5.14"], "old": ["0.5.6.post2", "0.5.10", "0.5.9", "0.5.12"]}
+    for root, names in versions.items():
+        for name in names:
+            folder = tmp_path / root / "data" / "h200_sxm" / "gemm" / "sglang" / name
+            folder.mkdir(parents=True)
+            if name != "0.5.12":  # which only says whose tables it takes
+                (folder / "gemm_perf.parquet").touch()
+    silicon, history = tmp_path / "package" / "silicon_sample.csv", tmp_path / "old"
+    expected = {
+        "0.5.1.post1": ["0.5.6.post2", "0.5.9", "0.5.10", "0.5.14"],
+        "0.5.6.post2": ["0.5.6.post2", "0.5.9", "0.5.10", "0.5.14"],
+        "0.5.9": ["0.5.9", "0.5.10", "0.5.14", "0.5.6.post2"],
+        "0.5.23": ["0.5.14", "0.5.10", "0.5.9", "0.5.6.post2"],
+        "nightly-dev": ["0.5.14"],
+    }
+    for version, names in expected.items():
+        found = sglang_kernels(silicon, "h200_sxm", version, history)
+        assert [each.rpartition("/")[2] for each in found] == names
+        assert [tmp_path.name in each and "/package:" in each for each in found] == [name == "0.5.14" for name in names]
+    assert sglang_kernels(silicon, "h200_sxm", "0.5.9")[0].endswith("/0.5.14")
 
 
 def test_rows_are_simulated_with_the_settings_of_their_server_or_with_other_constants(tmp_path: Path) -> None:
