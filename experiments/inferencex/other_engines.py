@@ -1,17 +1,16 @@
 """Servers of other engines than vLLM in silicon_sample.csv.
 
-Those of SGLang are simulated as SGLang 0.5.23 with its own defaults, and the times of the kernels of their version:
-the newest tables up to it that have the model, or else the next newer ones. The package has few versions; those of
-aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c are read beside it. Of nightly
-builds they are the newest. NVIDIA's of 0.5.6
-mix prompts with decodes, as aiconfigurator's generator sets them (rule_plugin/sglang.rule, commit 1089dfa8e; that it
-made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT shows.
+Those of SGLang are simulated as SGLang 0.5.23, InferenceX's as their scripts say (`sglang_servers`), others with its
+own defaults, and the times of the kernels of their version: the newest tables up to it that have the model, or else
+the next newer ones. The package has few versions; those of aic-core/src/aiconfigurator_core of ai-
+dynamo/aiconfigurator at commit 095f58a51c4c are read beside it. Of nightly builds they are the newest. NVIDIA's of
+0.5.6 mix prompts with decodes, as aiconfigurator's generator sets them (rule_plugin/sglang.rule, commit 1089dfa8e;
+that it made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT
+shows.
 
-Those of TensorRT-LLM are simulated by its scheduler with the times of its kernels (1.3.0rc20), as scripts of InferenceX
-or the defaults have it. Of its experts in MXFP4 the database has whole ones only; the kernels of gpt-oss are Triton's
-on Hopper, which vLLM calls too, and on Blackwell those that SGLang calls through FlashInfer (`experts.KERNELS`). Not
-simulated: prompts that are held back on purpose (batch_wait_timeout_iters of Llama's scripts, on fewer than 8 GPUs with
-prompts and answers of 1,024 tokens).
+Those of TensorRT-LLM are simulated by its scheduler with the times of its kernels (1.3.0rc20); InferenceX's as their
+scripts say (`trtllm_servers`). The kernels of gpt-oss are Triton's on Hopper, which vLLM calls too, and on Blackwell
+those that SGLang calls through FlashInfer (`experts.KERNELS`).
 """
 
 from __future__ import annotations
