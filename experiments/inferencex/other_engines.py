@@ -120,11 +120,9 @@ def sglang_kernels(silicon: Path, system: str, version: str = "", history: Path 
     """
     package = silicon.resolve().parent
     newest = max(_versions(package, system), key=_numbers, default=_NEWEST)
-    found = {newest: package}
-    if _VERSION.fullmatch(version):
-        found |= ({} if history is None else _versions(find_root(history.resolve()), system)) | _versions(
-            package, system
-        )
+    found = {newest: package}  # which has old versions in part only
+    if history is not None and _VERSION.fullmatch(version):
+        found = _versions(find_root(history.resolve()), system) | found
     asked = _numbers(version) or _numbers(newest)
     known = sorted(found, key=_numbers)
     before = sum(_numbers(each) <= asked for each in known)

@@ -12,6 +12,7 @@ from experiments.inferencex import sglang_servers, trtllm_servers
 from experiments.inferencex.fit import with_synchronous
 from experiments.inferencex.load import Load
 from experiments.inferencex.other_engines import of_sglang, of_trtllm, other_server, sglang_kernels
+from experiments.inferencex.points import points, selections
 from experiments.inferencex.simulation import CaseRows
 from harness.errors import TwinServeError
 from harness.measured.public_servers import SERVERS, PublicServer
@@ -108,7 +109,7 @@ def test_servers_of_sglang_receive_requests_as_their_scripts_say() -> None:
 
 
 def test_tables_of_sglang_are_those_of_its_version_first(tmp_path: Path) -> None:
-    versions = {"package": ["0.5.14"], "old": ["0.5.6.post2", "0.5.10", "0.5.9", "0.5.12"]}
+    versions = {"package": ["0.5.14", "0.5.6.post2"], "old": ["0.5.6.post2", "0.5.10", "0.5.9", "0.5.12"]}
     for root, names in versions.items():
         for name in names:
             folder = tmp_path / root / "data" / "h200_sxm" / "gemm" / "sglang" / name
@@ -127,7 +128,15 @@ def test_tables_of_sglang_are_those_of_its_version_first(tmp_path: Path) -> None
         found = sglang_kernels(silicon, "h200_sxm", version, history)
         assert [each.rpartition("/")[2] for each in found] == names
         assert [tmp_path.name in each and "/package:" in each for each in found] == [name == "0.5.14" for name in names]
-    assert sglang_kernels(silicon, "h200_sxm", "0.5.9")[0].endswith("/0.5.14")
+    assert [each.rpartition("/")[2] for each in sglang_kernels(silicon, "h200_sxm", "0.5.6.post2")] == ["0.5.14"]
+
+
+def test_versions_of_sglang_are_servers_of_their_own(tmp_path: Path) -> None:
+    path, versions = tmp_path / "rows.csv", {"0.5.9": 2, "0.5.10.post1": 1}
+    rows = [{**ROW, "backend": "sglang", "model_path": "x/y", "backend_version": each} for each in versions]
+    pd.DataFrame([rows[0], *rows]).to_csv(path, index=False)
+    found = {selected.version: points(path, selected).left_out for selected in selections(path)}
+    assert found == {name: {"no server is known for these rows": count} for name, count in versions.items()}
 
 
 def test_rows_are_simulated_with_the_settings_of_their_server_or_with_other_constants(tmp_path: Path) -> None:
