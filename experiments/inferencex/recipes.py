@@ -47,21 +47,31 @@ def main(inferencex: str, srt_slurm: str, data: str) -> None:
     table = rows(Path(data))
     for row in table[table["clients"].notna() & table["prefill_num_workers"].notna()].itertuples(index=False):
         measured = re.search(r"measured=(\d{4}-\d\d-\d\d)", str(row.silicon_data_source))
-        recipes = _of_row(row, measured[1], days) if measured else []
-        if len(recipes) == 1:
-            found.append({"id": row.id, **_settings(srt_slurm, recipes[0], measured[1] if measured else "")})
+        if measured and (told := _told(srt_slurm, row, measured[1], days)):
+            found.append({"id": row.id, **told})
     pd.DataFrame(found).convert_dtypes().to_csv(FILE, index=False)
     print(f"{len(found)} rows")
 
 
-def _of_row(row: Any, day: str, days: dict[Listed, tuple[str, str]]) -> list[str]:
+def _told(clone: str, row: Any, day: str, days: dict[Listed, tuple[str, str]]) -> dict[str, Any]:
+    """What the recipe of a row says; empty where none is found, or several. For H200 the list counts the clients of one
+    server for decodes, and the recipe those of all."""
+    if len(recipes := _of_row(row, row.clients, day, days)) == 1:
+        return _settings(clone, recipes[0], day)[0]
+    if len(recipes := _of_row(row, row.clients / row.decode_num_workers, day, days)) == 1:
+        told, clients = _settings(clone, recipes[0], day)
+        return told if clients == [int(row.clients)] else {}
+    return {}
+
+
+def _of_row(row: Any, clients: float, day: str, days: dict[Listed, tuple[str, str]]) -> list[str]:
     """The recipes that the list has for a row on a day; the last that it had, where none was in force."""
     sides = [
         (getattr(row, f"{name}_tp_size"), getattr(row, f"{name}_attention_dp_size")) for name in ("prefill", "decode")
     ]
     key = (
         _FRAMEWORKS[row.backend], _PREFIXES.get(row.model_path), _RUNNERS.get(row.system, row.system), row.precision,
-        row.isl, row.osl, row.clients, row.prefill_num_workers, row.decode_num_workers,
+        row.isl, row.osl, clients, row.prefill_num_workers, row.decode_num_workers,
         *(tensor * ranks for tensor, ranks in sides),
     )  # fmt: skip
     fitting = [each for each in days if each.key == key]
@@ -102,19 +112,20 @@ def _lines(master: dict[str, Any]) -> Iterator[Listed]:
                     yield Listed(key, (bool(sides[0].get("dp-attn")), bool(sides[1].get("dp-attn"))), recipe)
 
 
-def _settings(clone: str, recipe: str, day: str) -> dict[str, Any]:
-    """What the newest version of a recipe on a day says, or else its oldest."""
+def _settings(clone: str, recipe: str, day: str) -> tuple[dict[str, Any], list[int]]:
+    """What the newest version of a recipe on a day says, or else its oldest; and with how many clients it is run."""
     log = [line.split() for line in _git(clone, "log", "--all", "--format=%H %cs", "--", recipe).splitlines()]
     texts = [(date, commit, text) for commit, date in log if (text := _git(clone, "show", f"{commit}:{recipe}"))]
     date, commit, text = max((each for each in texts if each[0] <= day), default=min(texts))
     document = yaml.safe_load(text)
     backend = document["backend"]
     config = next(value for name, value in backend.items() if name.endswith("_config") and isinstance(value, dict))
-    return {
-        "recipe": recipe, "commit": commit[:8],
-        "frontends": _frontends(document),
+    told = {
+        "recipe": recipe, "commit": commit[:8], "frontends": _frontends(document),
         **{f"{name}_{key}": value for name in ("prefill", "decode") for key, value in _side(config[name]).items()},
     }  # fmt: skip
+    clients = re.findall(r"\d+", str(document["benchmark"]["concurrencies"]))
+    return told, [int(each) for each in clients]
 
 
 def _frontends(document: dict[str, Any]) -> int:
@@ -135,12 +146,12 @@ def _side(options: dict[str, Any]) -> dict[str, int | None]:
     ranks = options.get("data-parallel-size", 1)
     if "max-num-seqs" in options:  # vLLM
         return {"ranks": ranks, "seats": options["max-num-seqs"], "tokens": options["max-num-batched-tokens"]}
-    seats, chunk = options.get("max-running-requests"), options.get("chunked-prefill-size")
-    return {
-        "ranks": ranks,
-        "seats": seats and seats // ranks,
-        "tokens": chunk and chunk // ranks,
-    }  # SGLang divides both
+    named = {
+        "seats": "max-running-requests",
+        "tokens": "chunked-prefill-size",
+    }  # SGLang's are of all ranks; -1: no limit
+    limits = {key: int(options.get(name) or -1) for key, name in named.items()}
+    return {"ranks": ranks, **{key: limit // ranks if limit > 0 else None for key, limit in limits.items()}}
 
 
 def _git(clone: str, *words: str) -> str:

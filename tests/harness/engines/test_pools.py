@@ -118,7 +118,7 @@ def test_the_busiest_pool_decides_the_verdict(rate: float, verdict: str) -> None
         (["scheduler=static"], "needs scheduler.enable_chunked_prefill=true"),
         (["allocator=contiguous_max", "scheduler.enable_prefix_caching=false"], "needs allocator=paged"),
         (["fleet.decode.tiers={host:{gib:1},offload:true}"], "decode has no tiers behind it"),
-        (["fleet.decode.device=h20"], "fleet.decode.device=h20: no option of device; did you mean"),
+        (["fleet.decode.device=h20x"], "fleet.decode.device=h20x: no option of device; did you mean"),
         (["fleet.decode.scheduler={foo:1}"], "fleet.decode.scheduler.foo: unknown key"),
         (
             ["fleet.prefill.max_num_batched_tokens=64"],
