@@ -71,6 +71,8 @@ def _runs(data: Path) -> list[dict[str, Any]]:
 
 def _point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path) -> Point:
     """The simulated beside the measured figures of a run; raises TwinServeError where it cannot be simulated."""
+    if measured.get("median_itl_ms") == 0:
+        raise TwinServeError("tokens reached the client in pieces: half of them have no time between them")
     device = next(name for key, name in _DEVICES.items() if key in measured["page"])
     engine = _ENGINES[measured["command"].split()[0]]
     key, scheduler = ("import_sglang", "sglang") if engine == "SGLang" else ("import_vllm", "vllm")
