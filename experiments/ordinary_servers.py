@@ -102,6 +102,8 @@ def _version(measured: dict[str, Any]) -> str:
 
 def _point(measured: dict[str, Any], kernels: str, cost: str, sharegpt: Path) -> Point:
     """The simulated beside the measured figures of a run; raises TwinServeError where it cannot be simulated."""
+    if measured.get("median_itl_ms") == 0:
+        raise TwinServeError("tokens reached the client in pieces: half of them have no time between them")
     device, engine, version = _device(measured), _engine(measured), _version(measured)
     key, scheduler = ("import_sglang", "sglang") if engine == "SGLang" else ("import_vllm", "vllm")
     overrides = [f"{key}={_command(measured, engine)}", f"device={device}", f"cost={cost}", f"scheduler={scheduler}"]

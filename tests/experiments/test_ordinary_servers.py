@@ -24,6 +24,7 @@ def test_servers_are_entered_by_their_command_lines(tmp_path: Path) -> None:
         {**RUN, "line": 2, "command": SGLANG, "workload": None, "max_concurrency": None},
         {**RUN, "line": 3, "command": "vllm serve Qwen/Qwen3-8B --enable-expert-parallel"},
         {**RUN, "line": 4, "command": "vllm serve Qwen/Qwen3-14B"},
+        {**RUN, "line": 5, "median_itl_ms": 0.0},
     ]
     data, messages = tmp_path / "gpustack/runs.jsonl", tmp_path / "distserve_vllm_opt13b/workload-vllm-300-3.exp"
     data.parent.mkdir()
@@ -38,5 +39,5 @@ def test_servers_are_entered_by_their_command_lines(tmp_path: Path) -> None:
     assert (vllm.kind.cost, vllm.kind.kind, vllm.kind.model) == ("kernels", "dense", "qwen3-8b")
     assert (other.engine, other.kind.precision, other.kind.load) == ("SGLang", "fp8_block", "at once")
     assert 4 < vllm.predicted["tpot"] < 9 and vllm.measured["tpot"] == pytest.approx(7)
-    assert other.assumed == "mean lengths" and sorted(found.left_out.values()) == [1, 1, 1]
+    assert other.assumed == "mean lengths" and sorted(found.left_out.values()) == [1, 1, 1, 1]
     assert any("were not timed for this model on this GPU" in reason for reason in found.left_out)

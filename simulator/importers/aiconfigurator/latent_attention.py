@@ -41,7 +41,7 @@ from simulator.profile.profile import ProfileError
 
 _PRODUCTS = {"none": "bfloat16", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 _TIMED = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}  # by hidden size
-_STEP = 8192
+_STEP, _FEW = 8192, 64
 _FUSED = "b200_sxm"
 _AS_B200 = ("b300_sxm", "gb200", "gb300")
 # Tokens, and the time of norms and rotary embeddings that the module of B200 took longer before, in us.
@@ -78,9 +78,9 @@ def latent_module(
 
 
 def launches_us(database: Database, model: Model, ranks: int, stored: str) -> float:
-    """What launching the kernels of the mean layer's sparse attention takes: the time of a lone token."""
+    """What launching the kernels of the mean layer's sparse attention takes: the least time of up to `_FEW` tokens."""
     of_layers = [
-        count * float(prompts.loc[prompts["isl"] * prompts["batch_size"] <= 1, "time_us"].min())
+        count * float(prompts.loc[prompts["isl"] * prompts["batch_size"] <= _FEW, "time_us"].min())
         for count, block in model.of_kind(Latent)
         if block.index_topk
         for _, prompts in [_rows(database, model, block, ranks, stored)]

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from simulator.importers.aiconfigurator.attention import Attention
+from simulator.importers.aiconfigurator.latent_attention import launches_us
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
 from simulator.importers.aiconfigurator.rules import beside_experts
@@ -59,6 +60,12 @@ class TimedInBatches(Tables):
 
     def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
         return super().rows(family, table, **where).query("batch_size > 1")
+
+
+def test_launches_are_those_of_the_layers_with_sparse_attention() -> None:
+    tables: Any = Tables()
+    assert launches_us(tables, listed("deepseek-v3.2"), 8, "bfloat16") == pytest.approx(100, rel=1e-3)
+    assert launches_us(tables, listed("deepseek-v3"), 8, "bfloat16") == 0
 
 
 class SparseTables(Tables):
