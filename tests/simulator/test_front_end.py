@@ -40,6 +40,18 @@ def seen(arrivals: Arrivals, service_ns: int = 0) -> list[tuple[int, int]]:
             ends.append((time + service_ns, row))
 
 
+class Unforeseen:
+    """Arrivals of which the front end does not know that they are fixed."""
+
+    def __init__(self, times_ns: list[int]) -> None:
+        self._arrivals = OpenLoop(np.array(times_ns))
+        self.pop_due, self.on_finish = self._arrivals.pop_due, self._arrivals.on_finish
+
+    @property
+    def next_ns(self) -> int:
+        return self._arrivals.next_ns
+
+
 @pytest.mark.parametrize(
     ("arrive", "given", "processes", "expected"),
     [
@@ -79,6 +91,8 @@ def test_each_request_is_seen_once_and_not_before_its_work(
     assert all(time >= arrive[row] + least - 2 for time, row in found)
     work = given.request_ns * len(arrive) / processes
     assert found[-1][0] >= arrive[0] + work - 2
+    unforeseen: Any = Unforeseen(arrive)
+    assert found == seen(FrontEnd(unforeseen, given, tokens, processes)), "looking ahead changes nothing"
 
 
 def test_clients_in_a_closed_loop_come_no_faster_than_the_process() -> None:
