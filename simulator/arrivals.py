@@ -6,10 +6,11 @@ Times are int nanoseconds since the start of a run. Arrivals have no clock of th
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the schema of the configuration, of which --help tells, does without numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 NEVER = 2**63 - 1  # later than any time of a run, in ns
 
@@ -39,7 +40,7 @@ class OpenLoop:
 
     def __init__(self, times_ns: NDArray[np.int64]) -> None:
         self.times_ns = times_ns
-        self._times = array("q", times_ns.astype(np.int64).tobytes())  # in a fifth of the memory of a list
+        self._times = array("q", times_ns.astype("int64").tobytes())  # in a fifth of the memory of a list
         self._times.append(NEVER)
         self._row = 0
         self.next_ns: int = self._times[0]
