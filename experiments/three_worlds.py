@@ -11,7 +11,6 @@ was fitted to is predicted; the errors are in experiments/results/three_worlds.j
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -20,9 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
-import aiohttp
 import numpy as np
 import pandas as pd
 import yaml
@@ -92,34 +89,6 @@ def observed(folder: Path) -> dict[str, Any]:
     return {"constants": fit["constants"], "requests": held_out["measured"]["num_requests"], "errors": rows}
 
 
-async def open_streams(address: str, count: int, num_tokens: int) -> None:
-    """Read so many streams at once to their ends."""
-    body = {"prompt": [1] * 8, "max_tokens": num_tokens, "stream": True}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def read() -> None:
-            async with session.post(f"{address}/v1/completions", json=body) as response:
-                async for _ in response.content.iter_any():
-                    pass
-
-        await asyncio.gather(*(read() for _ in range(count)))
-
-
-def lateness(folder: Path, count: int, seats: int) -> None:
-    """How late a simulated server writes its chunks, with `count` open streams of which `seats` run."""
-    system = (*SIMULATED, "model=qwen3-32b", f"max_num_seqs={seats}", "max_num_batched_tokens=8192")
-    with server(folder, *system) as address:
-        asyncio.run(open_streams(address, count, 60))
-        text = urlopen(f"{address}/metrics").read().decode()
-    counts = re.findall(r'chunk_lateness_seconds_bucket{le="([^"]+)".*} (\d+)', text)
-    total = int(counts[-1][1])
-    shares = [(1e3 * float(bound), int(below) / total) for bound, below in counts if float(bound) <= 0.1]
-    print(
-        f"{count} open streams, {seats} running: "
-        + ", ".join(f"{share:.1%} within {bound:g} ms" for bound, share in shares)
-    )
-
-
 def compared(name: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
     for column in ("ttft", "tpot"):
         a, b = (1e3 * table[column].dropna() for table in (ours, theirs))
@@ -137,8 +106,6 @@ def main() -> None:
         simulated = run(*SIMULATED, *TRACES["simulated"]).requests
         compared("records of engine=sim and its simulation", recorded, simulated)
         compared("client of engine=sim and its simulation", seen, simulated)
-        for count, seats in ((100, 100), (1000, 64), (1000, 256), (1000, 1000)):
-            lateness(Path(place, f"late-{count}-{seats}"), count, seats)
         found = observed(Path(place, "observed"))
     write_result(RESULTS / "three_worlds.json", {**provenance("experiments.three_worlds"), **found})
 
