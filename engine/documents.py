@@ -21,10 +21,12 @@ import yaml
 from yaml.composer import Composer
 
 try:
-    from yaml import CSafeLoader
+    from yaml import CSafeDumper, CSafeLoader
 except ImportError:  # PyYAML was built without libyaml, whose parser takes a tenth of the time
     _LOADERS: tuple[type[Any], ...] = (yaml.SafeLoader,)
+    _SafeDumper: type[Any] = yaml.SafeDumper
 else:
+    _SafeDumper = CSafeDumper
     _LOADERS = (Composer, CSafeLoader)  # the composer in Python calls compose_node, which that in C does not
 
 MAX_DEPTH = 64  # of values within each other, the innermost number or text included
@@ -151,7 +153,7 @@ def yaml_text(document: Any) -> str:
     return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(_SafeDumper):
     """PyYAML's safe dumper, which quotes what `_Loader` would not read as text, and writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # so that --help is fast
+if TYPE_CHECKING:  # the schema of the configuration, of which --help tells, does without numpy
     import numpy as np
     from numpy.typing import NDArray
 

@@ -16,7 +16,7 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
-from simulator.front_end import FrontEndTimes
+from simulator.front_end_times import FrontEndTimes
 from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model

@@ -49,7 +49,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from simulator.front_end import FrontEndTimes
+from simulator.front_end_times import FrontEndTimes
 
 
 class VllmVersion(NamedTuple):

@@ -67,7 +67,7 @@ class KnownCommand:
             (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Quotes text as OmegaConf does, which reads more of it as flags and numbers."""
 
     def represent_text(self, text: str) -> yaml.Node:

@@ -20,7 +20,7 @@ from harness.engines.resolving.shipped_kernels import as_of_device, made_of, pro
 from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
-from simulator.front_end import FrontEndTimes
+from simulator.front_end_times import FrontEndTimes
 from simulator.importers import open_profile
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
