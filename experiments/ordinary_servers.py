@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.board.point import Found, Point, refusal
-from experiments.inferencex.other_engines import DEVICES, sglang_kernels
+from experiments.inferencex.other_engines import DEVICES, is_untimed, sglang_kernels
 from harness import run
 from harness.engines.resolving.known_error import AT_ONCE, CLOSED_LOOP, run_class
 from harness.engines.resolving.system import resolve
@@ -47,13 +47,16 @@ _PAGES = "https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/"
 _FITTED = ("qwen3-14b/a100.md", "qwen3-8b/h100-latency.md", "gpt-oss-20b/h100.md")
 
 
-def points(data: Path, silicon: Path, page: str, every: int = 1, cost: str = "profiled") -> Found:
-    """The points of a page of runs.jsonl; `every` n-th of them. `silicon` lies beside the times of SGLang's kernels."""
+def points(
+    data: Path, silicon: Path, page: str, every: int = 1, cost: str = "profiled", history: Path | None = None
+) -> Found:
+    """The points of a page of runs.jsonl; `every` n-th of them. `silicon` lies beside the times of SGLang's kernels,
+    and `history` has old ones."""
     found: list[Point] = []
     left_out: dict[str, int] = {}
     for measured in [each for each in _runs(data) if each["page"] == page][::every]:
         try:
-            found.append(_point(measured, silicon, cost, data.parents[1] / SHAREGPT))
+            found.append(_first_point(measured, silicon, cost, data.parents[1] / SHAREGPT, history))
         except TwinServeError as error:
             reason = refusal(error)
             left_out[reason] = left_out.get(reason, 0) + 1
@@ -69,20 +72,44 @@ def _runs(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
 
 
-def _point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path) -> Point:
+def _first_point(measured: dict[str, Any], silicon: Path, cost: str, sharegpt: Path, history: Path | None) -> Point:
+    """A point by the first tables that have its operators."""
+    kernels = [""]
+    if _engine(measured) == "SGLang" and cost == "profiled":
+        system = next(name for name, known in DEVICES.items() if known == _device(measured))
+        kernels = sglang_kernels(silicon, system, _version(measured), history)
+    *preferred, last = kernels
+    for each in preferred:
+        try:
+            return _point(measured, each, cost, sharegpt)
+        except TwinServeError as error:
+            if not is_untimed(error):
+                raise
+    return _point(measured, last, cost, sharegpt)
+
+
+def _device(measured: dict[str, Any]) -> str:
+    return next(name for key, name in _DEVICES.items() if key in measured["page"])
+
+
+def _engine(measured: dict[str, Any]) -> str:
+    return _ENGINES[measured["command"].split()[0]]
+
+
+def _version(measured: dict[str, Any]) -> str:
+    return str(measured["versions"].get(_engine(measured)) or "").removeprefix("v")
+
+
+def _point(measured: dict[str, Any], kernels: str, cost: str, sharegpt: Path) -> Point:
     """The simulated beside the measured figures of a run; raises TwinServeError where it cannot be simulated."""
-    device = next(name for key, name in _DEVICES.items() if key in measured["page"])
-    engine = _ENGINES[measured["command"].split()[0]]
+    device, engine, version = _device(measured), _engine(measured), _version(measured)
     key, scheduler = ("import_sglang", "sglang") if engine == "SGLang" else ("import_vllm", "vllm")
     overrides = [f"{key}={_command(measured, engine)}", f"device={device}", f"cost={cost}", f"scheduler={scheduler}"]
-    version = (measured["versions"].get(engine) or "").removeprefix("v")
     if engine == "vLLM" and version:
         overrides.append(f"engine.vllm_version={version}")
     if engine == "SGLang":
         overrides.append("frontend=none")
-        if cost == "profiled":
-            system = next(name for name, known in DEVICES.items() if known == device)
-            overrides.append(f"cost.profile={sglang_kernels(silicon, system)}")
+        overrides += [f"cost.profile={kernels}"] if kernels else []
     clients = measured["max_concurrency"] and int(measured["max_concurrency"])
     settings = _SETTINGS.get(measured["page"], ())
     overrides += [each for each in settings if engine == "vLLM" or each.startswith("device=")]

@@ -18,13 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
-
 from harness.config import RunConfig, parse
-from harness.config.command_lines import importing
-from harness.config.composing.composer import compose
-from harness.config.composing.overrides import check_single, explain_refusal, is_refusal, quoted
+from harness.config.composing.quoting import quoted
 from harness.config.targets import import_targets
 from harness.engines.availability import check_engine
 from harness.errors import ConfigError, TwinServeError
@@ -96,7 +91,8 @@ def sweep(
         ConfigError: an override of any run cannot be used; then none was begun. What goes wrong later in a run is in
             `failed` of the result.
     """
-    from harness.studies.capacity.worker_pool import (  # imported late, as a run does without them
+    from harness.config.command_lines import importing  # imported late, as a run does without them
+    from harness.studies.capacity.worker_pool import (
         ended_on_failure,
         num_workers,
         submit,
@@ -236,6 +232,12 @@ def _frame_type() -> type:
 
 def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:
     """What overrides ask of `task`; raises ConfigError."""
+    from omegaconf import OmegaConf  # imported late, as the command line may know without Hydra what it asks for
+
+    from harness.config.command_lines import importing
+    from harness.config.composing.composer import compose
+    from harness.config.composing.overrides import check_single
+
     lines, more_notes = importing.expand(overrides)
     with _refused_in_one_line(lines):
         check_single(lines)
@@ -257,7 +259,11 @@ def _varied(key: str, values: Iterable[Any]) -> str:
 
 def _combinations(overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """The name and the overrides of each run of a sweep, the last key varied first."""
-    from harness.studies.sweeps.naming import job_folder  # imported late, as a run does without it
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # imported late, as above
+    from omegaconf import OmegaConf
+
+    from harness.config.composing.composer import compose
+    from harness.studies.sweeps.naming import job_folder
 
     with _refused_in_one_line(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -280,6 +286,8 @@ def _combinations(overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 @contextmanager
 def _refused_in_one_line(overrides: Sequence[str]) -> Iterator[None]:
     """What Hydra raises, as a ConfigError."""
+    from harness.config.composing.overrides import explain_refusal, is_refusal
+
     try:
         yield
     except Exception as error:

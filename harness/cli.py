@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from harness import interrupts
 from harness.config.command_lines import KEYS
-from harness.config.composing import help_text
+from harness.config.composing import help_text, known_commands
 from harness.config.composing.conf_tree import CONF
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.streams import tolerant
@@ -42,6 +42,12 @@ def main() -> int:
 
 def _run_with_hydra() -> None:
     with interrupts.held():  # imported late, so that --help is fast
+        from harness.jobs import run_known
+
+    if (command := known_commands.find(sys.argv[1:])) is not None:
+        run_known(command)
+        return
+    with interrupts.held():
         import hydra
 
         from harness.config.composing.composer import compose_once

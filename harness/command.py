@@ -1,14 +1,20 @@
 """The console command `twinserve`."""
 
 import gc
+import os
 
 from harness import interrupts
 
 
 def main() -> int:
     """Runs the command line, as run.py does in a checkout, and returns the exit code."""
-    interrupts.end_at_once()  # the import below takes half a second
-    gc.set_threshold(20_000)  # by default garbage is looked for every 700 objects, which takes a tenth of a start
+    interrupts.end_at_once()  # the import below takes a third of a second
+    gc.disable()  # looking for garbage takes a tenth of a start, which makes none; `harness.jobs` goes on with it
+    gc.set_threshold(20_000)  # objects, for which it is looked for every 700 by default
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # they are looked for in the metadata of all packages
     from harness import cli
 
-    return cli.main()
+    try:
+        return cli.main()
+    finally:
+        gc.freeze()  # what is left ends with the process

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING, Any
 
 from engine.documents import user_path
 from harness import interrupts
 from harness.config import RunConfig, parse, to_yaml
+from harness.config.composing import known_commands
+from harness.config.parse import of_values
 from harness.engines.availability import check_engine, check_package
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.results.stored.files import (
@@ -32,9 +33,13 @@ from harness.results.stored.files import (
     write_whole,
 )
 from harness.results.stored.inputs import input_digests
+from harness.results.stored.lock import locked
 from harness.results.stored.perfetto import TRACE
 from harness.sinks.sending import sent_after
-from harness.studies.sweeps import sweep
+from harness.studies.report_page import write_report_page
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 # The package that only this task needs, and the extra that installs it.
 _EXTRAS = {
@@ -52,21 +57,57 @@ def run_job(cfg: DictConfig) -> None:
         SystemExit: the user's error is its cause. Hydra lets it through, where it would print a line of its own and a
             list of overrides for any other exception.
     """
+    from hydra.core.hydra_config import HydraConfig  # imported late, as a run whose command is known does without it
+    from hydra.types import RunMode
+
     if interrupts.was_raised():  # and lost on the way here
         raise KeyboardInterrupt
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.MULTIRUN:
+        from harness.studies.sweeps import sweep
+
         sweep.run_job(cfg, folder, execute)
         return
     try:
         config = parse(cfg)
-        with sent_after(config.sinks, folder):
-            execute(config, folder)
-            if config.plots and config.task != "report":
-                sweep.write_report_page(folder, folder)
+        if config.task == "run":
+            _keep_command()
+        _run(config, folder)
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
+
+
+def run_known(command: known_commands.KnownCommand) -> None:
+    """Does what Hydra and `run_job` do of a command line whose configuration is known.
+
+    Raises:
+        TwinServeError, OSError: as `execute`; or the output folder is in use.
+    """
+    interrupts.UNTIL_THE_END.enter_context(locked(Path(command.folder)))
+    folder = Path(os.path.abspath(command.folder))
+    command.store(folder / ".hydra")
+    _run(of_values(command.values), folder)
+
+
+def _run(config: RunConfig, folder: Path) -> None:
+    with sent_after(config.sinks, folder):
+        execute(config, folder)
+        if config.plots and config.task != "report":
+            write_report_page(folder, folder)
+
+
+def _keep_command() -> None:
+    """Lets later processes know what Hydra made of this command line."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from harness.config.composing.composer import plain_forms
+
+    settings = _settings()
+    given = [*settings.overrides.hydra, *settings.overrides.task]
+    with suppress(HydraException, OmegaConfBaseException, ConfigError):  # of choices that are nothing without values
+        known_commands.keep([each for each in given if each != "hydra.mode=RUN"], plain_forms)
 
 
 def execute(config: RunConfig, folder: Path) -> None:
@@ -87,6 +128,8 @@ def _execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
+        from harness.studies.sweeps import sweep  # imported late, as it brings Hydra
+
         sweep.report(config.results, folder, config.plot, config.report.baseline)
         return
     if config.task == "plot":
@@ -97,6 +140,9 @@ def _execute(config: RunConfig, folder: Path) -> None:
     write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
     with interrupts.held():
         task = _task(config)
+    if not gc.isenabled():
+        gc.freeze()  # what a start has made stays
+        gc.enable()
     task(config, folder)
 
 
@@ -131,7 +177,9 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "observe":
         return partial(importlib.import_module("harness.calibration.observe").observe, given=_given())
     if config.task == "capacity":
-        is_job = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+        from hydra.types import RunMode
+
+        is_job = getattr(_settings(), "mode", None) == RunMode.MULTIRUN
         find = importlib.import_module("harness.terminal").capacity
         return partial(find, given=_given(), confirms=not is_job)  # the end of a sweep confirms the best only
     if config.task == "search":
@@ -143,4 +191,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
 
 def _given() -> list[str]:
     """The overrides of the job."""
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    settings = _settings()
+    return [] if settings is None else list(settings.overrides.task)
+
+
+def _settings() -> Any:
+    """Hydra's own configuration; None where Hydra composed nothing."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get() if HydraConfig.initialized() else None

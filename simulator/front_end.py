@@ -138,7 +138,8 @@ class FrontEnd:
             heapq.heappush(self._on_way, (ceil(done_ns) + self._latency_ns(row), row, arrival))
 
     def _requests_per_process(self) -> float:
-        return max(1.0, len(self._working) / self._num_processes)
+        count = len(self._working)
+        return count / self._num_processes if count > self._num_processes else 1.0
 
     def _done_ns(self) -> int:
         """When the next request is done if no other comes before."""

@@ -103,8 +103,37 @@ def test_rooms_of_the_harness_import_downwards() -> None:
             assert not above, f"{name} imports {sorted(above)}"
 
 
-def test_help_imports_no_heavy_library() -> None:
-    heavy = ("hydra", "omegaconf", "pandas", "pyarrow", "matplotlib", "scipy", "bokeh", "rich", "torch")
-    code = f"import sys; from harness import cli; sys.argv[1:] = ['--help']; assert cli.main() == 0; found = {heavy}"
-    code += "; assert not [name for name in found if name in sys.modules]"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+HEAVY = (
+    "hydra",
+    "omegaconf",
+    "pandas",
+    "matplotlib",
+    "scipy",
+    "bokeh",
+    "optuna",
+    "torch",
+    "aiohttp",
+    "multiprocessing",
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "also"),
+    [("--help", ("pyarrow", "rich", "numpy", "simpy")), ("trace.num_requests=5 plots=false hydra.run.dir=", ())],
+    ids=["help", "run"],
+)
+def test_a_start_imports_no_heavy_library(line: str, also: tuple[str, ...], tmp_path: Path) -> None:
+    """A run with a known command line writes its tables without pandas, and begins without Hydra."""
+    arguments = line.replace("dir=", f"dir={tmp_path / 'run'}").split()
+    code = (
+        f"import sys; from harness import cli; sys.argv[1:] = {arguments}; assert cli.main() == 0\n"
+        f"print(*[name for name in {HEAVY + also} if hasattr(sys.modules.get(name), '__file__')], file=sys.stderr)"
+    )
+    loaded: list[set[str]] = []
+    for _ in range(1 if line == "--help" else 2):
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, text=True,
+        )  # fmt: skip
+        loaded.append(set(run.stderr.split()))
+    assert not loaded[-1] and loaded[0] <= {"hydra", "omegaconf", "multiprocessing"}

@@ -63,7 +63,9 @@ class Scheduler:
         self.num_lanes = num_lanes
         self.max_num_seqs = limits.max_num_seqs
         longest = blocks.longest_sequence
-        longest = longest if limits.cuts_prompts else min(longest, limits.max_num_batched_tokens)
+        longest_prompt = longest if limits.cuts_prompts else min(longest, limits.max_num_batched_tokens)
+        if not policy.never_recomputes:
+            longest = longest_prompt  # what gives way computes its output as part of its prompt
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
         self._policy = policy
@@ -89,7 +91,7 @@ class Scheduler:
         self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
-        self._refusal = Refusal(self.max_model_len, limits.max_num_seqs // num_lanes, blocks)
+        self._refusal = Refusal(self.max_model_len, longest_prompt, limits.max_num_seqs // num_lanes, blocks)
 
     # -- requests -------------------------------------------------------------------------------------------------
 

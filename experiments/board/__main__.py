@@ -1,15 +1,16 @@
 """How far off are simulations? Every public measurement that can be read, simulated: the board.
 
-    python -m experiments.board --silicon <silicon_sample.csv>                 all rows, 15 minutes on two cores
-    python -m experiments.board --silicon <silicon_sample.csv> --sample 20     every 20th row of each server
-    python -m experiments.board --silicon <silicon_sample.csv> --resume        goes on after a break
-    python -m experiments.board --docs                                         only the tables of docs and README
+    python -m experiments.board --silicon <silicon_sample.csv> --history <folder>     all rows, 15 minutes on two cores
+    python -m experiments.board --silicon <silicon_sample.csv> --sample 20            every 20th row of each server
+    python -m experiments.board --silicon <silicon_sample.csv> --resume               goes on after a break
+    python -m experiments.board --docs                                                only the tables of docs and README
 
-silicon_sample.csv lies in the package aiconfigurator-core, in systems/; published logs are looked for in --data.
-Nothing is fitted here; rows of servers that constants were fitted on say so. Errors are simulated against measured, in
-percent, above 0 where the simulation says more. Writes experiments/results/board/points.csv, left_out.csv and
-classes.csv, docs/fidelity/board.png, the tables of docs/fidelity.md and README.md, and what runs say of their known
-error: simulator/profiles/known_errors.csv.
+silicon_sample.csv lies in the package aiconfigurator-core, in systems/; `--history` is the folder of old tables that
+experiments.default_profiles reads, too: without it rows of SGLang have the newest kernels. Published logs are looked
+for in --data. Nothing is fitted here; rows of servers that constants were fitted on say so. Errors are simulated
+against measured, in percent, above 0 where the simulation says more. Writes experiments/results/board/points.csv,
+left_out.csv and classes.csv, docs/fidelity/board.png, the tables of docs/fidelity.md and README.md, and what runs say
+of their known error: simulator/profiles/known_errors.csv.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ Job = Callable[[], Found]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--silicon", type=Path)
+    parser.add_argument("--history", type=Path, help="folder of aiconfigurator_core with old tables of SGLang")
     parser.add_argument("--docs", action="store_true", help="write the tables of the pages from stored results")
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument(
@@ -71,7 +73,7 @@ def main() -> None:
     if not args.resume:
         _SCRATCH.unlink(missing_ok=True)
     start = time.perf_counter()
-    _run(dict(jobs(args.silicon, args.data, args.sample)), args.processes)
+    _run(dict(jobs(args.silicon, args.data, args.sample, args.history)), args.processes)
     rows, left_out = _stored()
     table = without_repeated(table_of(rows))
     by_class = classes(table)
@@ -89,17 +91,17 @@ def main() -> None:
     print(f"{(table['excluded'] == '').sum()} points count, {time.perf_counter() - start:.0f} s")
 
 
-def jobs(silicon: Path, data: Path, every: int) -> Iterator[tuple[str, Job]]:
+def jobs(silicon: Path, data: Path, every: int, history: Path | None = None) -> Iterator[tuple[str, Job]]:
     """By name, what makes points: a server, a page or an arm each; first those of vLLM by measured kernels."""
     selections = sorted(inferencex.selections(silicon), key=lambda selected: selected.backend != "vllm")
     runs = data / "gpustack" / "runs.jsonl"
     for cost, share in (("profiled", every), ("roofline", every * _ROOFLINE_SHARE)):
         for page in ordinary_servers.pages(runs):
-            yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, silicon, page, share, cost)
+            yield f"gpustack {cost} {page}", partial(ordinary_servers.points, runs, silicon, page, share, cost, history)
         for selected in selections:
             if cost == "profiled" or selected.backend == "vllm":
                 name = f"inferencex {cost} {' '.join(map(str, selected))}"
-                yield name, partial(inferencex.points, silicon, selected, share, cost)
+                yield name, partial(inferencex.points, silicon, selected, share, cost, history)
         for gpu in other_gpus.gpus():
             yield f"other GPUs {cost} {gpu}", partial(other_gpus.points, data, gpu, cost)
         if cost == "profiled":

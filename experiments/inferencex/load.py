@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+DRAFTS = "speculation, of which the share of accepted drafts is not told"
+
 
 class Load(NamedTuple):
     """What a script chooses by.

@@ -1,23 +1,28 @@
 """Servers of other engines than vLLM in silicon_sample.csv.
 
-Those of SGLang are simulated as SGLang 0.5.23 with the times of its kernels, and its own defaults. NVIDIA's of 0.5.6
-mix prompts with decodes, as aiconfigurator's generator sets them (rule_plugin/sglang.rule, commit 1089dfa8e; that it
-made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT shows.
+Those of SGLang are simulated as SGLang 0.5.23, InferenceX's as their scripts say (`sglang_servers`), others with its
+own defaults, and the times of the kernels of their version: the newest tables up to it that have the model, or else
+the next newer ones. The package has few versions; those of aic-core/src/aiconfigurator_core of ai-
+dynamo/aiconfigurator at commit 095f58a51c4c are read beside it. Of nightly builds they are the newest. NVIDIA's of
+0.5.6 mix prompts with decodes, as aiconfigurator's generator sets them (rule_plugin/sglang.rule, commit 1089dfa8e;
+that it made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT
+shows.
 
-Those of TensorRT-LLM are simulated by its scheduler with the times of its kernels (1.3.0rc20), as scripts of InferenceX
-or the defaults have it. Of its experts in MXFP4 the database has whole ones only; the kernels of gpt-oss are Triton's
-on Hopper, which vLLM calls too, and on Blackwell those that SGLang calls through FlashInfer (`experts.KERNELS`). Not
-simulated: prompts that are held back on purpose (batch_wait_timeout_iters of Llama's scripts, on fewer than 8 GPUs with
-prompts and answers of 1,024 tokens).
+Those of TensorRT-LLM are simulated by its scheduler with the times of its kernels (1.3.0rc20); InferenceX's as their
+scripts say (`trtllm_servers`). The kernels of gpt-oss are Triton's on Hopper, which vLLM calls too, and on Blackwell
+those that SGLang calls through FlashInfer (`experts.KERNELS`).
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from harness.config.command_lines.sglang.import_line import translate
+from harness.errors import TwinServeError
 from harness.measured.public_servers import PublicServer
+from simulator.importers.aiconfigurator.database import find_root
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # model_path of the rows: name in conf/model, format of the weights by the precision that rows state
@@ -40,7 +45,8 @@ _WHY = "simulated as the newest vLLM"
 _UNMIXED = ("Qwen/Qwen3-32B",)
 _SEATS = 128
 _HOPPER = ("h100_sxm", "h200_sxm")
-_TABLES = {"a100_sxm": "0.5.10"}  # of SGLang's kernels; others: 0.5.14
+_NEWEST = "0.5.14"  # tables of SGLang's kernels, where the package has none
+_VERSION = re.compile(r"\d+\.\d+\.\d+(\.post\d+)?")
 DEVICES = {
     "a100_sxm": "a100-80gb", "h100_sxm": "h100-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300",
     "gb200": "gb200", "gb300": "gb300",
@@ -104,6 +110,38 @@ def trtllm_kernels(silicon: Path, system: str, server: PublicServer) -> str:
     return f"aiconfigurator:{silicon.resolve().parent}:{name}"
 
 
-def sglang_kernels(silicon: Path, system: str) -> str:
-    """The profile of SGLang's kernels out of the package that `silicon` lies in, as in `cost.profile`."""
-    return f"aiconfigurator:{silicon.resolve().parent}:{system}/sglang/{_TABLES.get(system, '0.5.14')}"
+def sglang_kernels(silicon: Path, system: str, version: str = "", history: Path | None = None) -> list[str]:
+    """Profiles of SGLang's kernels, as in `cost.profile`: those of its version first. Old tables lack some models.
+
+    Args:
+        silicon: lies in the package of the newest tables.
+        version: as rows have it; of one that is no release, the newest.
+        history: folder of aiconfigurator_core with old tables.
+    """
+    package = silicon.resolve().parent
+    newest = max(_versions(package, system), key=_numbers, default=_NEWEST)
+    found = {newest: package}
+    if _VERSION.fullmatch(version):
+        found |= ({} if history is None else _versions(find_root(history.resolve()), system)) | _versions(
+            package, system
+        )
+    asked = _numbers(version) or _numbers(newest)
+    known = sorted(found, key=_numbers)
+    before = sum(_numbers(each) <= asked for each in known)
+    chosen = [*known[max(before - 1, 0) :], *reversed(known[: max(before - 1, 0)])]
+    return [f"aiconfigurator:{found[each]}:{system}/sglang/{each}" for each in chosen]
+
+
+def is_untimed(error: TwinServeError) -> bool:
+    """Whether a run was refused as tables lack its operators."""
+    return str(error).startswith("cost.profile=")
+
+
+def _versions(root: Path, system: str) -> dict[str, Path]:
+    """The versions of SGLang whose products were timed."""
+    timed = (root / "data" / system / "gemm" / "sglang").glob("*/gemm_perf.parquet")
+    return {path.parent.name: root for path in timed if _VERSION.fullmatch(path.parent.name)}
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]

@@ -25,6 +25,7 @@ from experiments.inferencex.load import Load
 from experiments.inferencex.other_engines import (
     DEVICES,
     ENGINES,
+    is_untimed,
     of_sglang,
     of_trtllm,
     other_server,
@@ -47,18 +48,20 @@ _MOST_GPUS = 8
 _COLUMNS = ("backend", "model_path", "precision", "system")
 _UNDATED = "the day on which these rows were measured is not known"
 _SCRIPTS = {"sglang": sglang_servers.of_load, "trtllm": trtllm_servers.of_load}  # of InferenceX
+_LAYOUT = ("tensor_parallel_size", "data_parallel_size", "expert_parallel")
 _DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
 
 
 class Selected(NamedTuple):
     """What rows of one server have in common; `server` is its place in SERVERS, None of other engines and of the rows
-    of vLLM that are no known server's."""
+    of vLLM that are no known server's. `version` is told of SGLang's only, whose versions have times of their own."""
 
     backend: str
     model_path: str
     precision: str
     system: str
     server: int | None = None
+    version: str = ""
 
 
 def selections(data: Path) -> Iterator[Selected]:
@@ -67,7 +70,11 @@ def selections(data: Path) -> Iterator[Selected]:
     for backend, model_path, precision, system in _texts(table)[list(_COLUMNS)].drop_duplicates().to_numpy().tolist():
         selected = Selected(backend, model_path, precision, system)
         of_servers = [selected._replace(server=place) for place in _servers(selected)]
-        yield from (each for each in (*of_servers, selected) if _of(table, each).any())
+        of_others = [selected]
+        if backend == "sglang":
+            versions = _texts(table)[_of(table, selected)]["backend_version"].unique().tolist()
+            of_others = [selected._replace(version=version) for version in versions]
+        yield from (each for each in (*of_servers, *of_others) if _of(table, each).any())
 
 
 def _texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -85,6 +92,8 @@ def _of(table: pd.DataFrame, selected: Selected) -> pd.Series[bool]:
     """Which rows are of a server, or of none."""
     texts = _texts(table)
     same = (texts[list(_COLUMNS)] == list(selected[:4])).all(axis=1)
+    if selected.version:
+        same &= texts["backend_version"] == selected.version
     if selected.server is None:
         for place in _servers(selected):
             same &= ~_of(table, selected._replace(server=place))
@@ -94,14 +103,18 @@ def _of(table: pd.DataFrame, selected: Selected) -> pd.Series[bool]:
     return same & versions & days(table).str.startswith(server.row_day)
 
 
-def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled") -> Found:
-    """The points of the rows of a server; `every` n-th of them."""
-    backend, model_path, precision, system, place = selected
+def points(
+    data: Path, selected: Selected, every: int = 1, cost: str = "profiled", history: Path | None = None
+) -> Found:
+    """The points of the rows of a server; `every` n-th of them. `history` has old tables of SGLang's kernels."""
+    backend, model_path, precision, system, place, version = selected
     server: PublicServer | None = None
     if backend == "vllm":
         server = None if place is None else SERVERS[place]
     elif (server := other_server(model_path, precision, system)) is not None and backend == "sglang":
-        server = of_sglang(server, sglang_kernels(data, system) if cost == "profiled" else "")
+        named = sglang_kernels(data, system, version, history) if cost == "profiled" else [""]
+        of_tables = [of_sglang(server, each)._replace(row_version=version) for each in named]
+        server = next((each for each in of_tables if _is_timed(each, data)), of_tables[0])
     elif server is not None and backend == "trtllm":
         server = of_trtllm(server, trtllm_kernels(data, system, server) if cost == "profiled" else "")
     if server is None:
@@ -145,6 +158,17 @@ def points(data: Path, selected: Selected, every: int = 1, cost: str = "profiled
     versions = _versions(data)
     found = [_point(row, server, ENGINES[backend], versions) for row in table.itertuples(index=False)]
     return Found(found, unsimulated)
+
+
+def _is_timed(server: PublicServer, data: Path) -> bool:
+    """Whether the tables of a server of SGLang have what the layouts of its rows need."""
+    try:
+        rows = CaseRows(server, data, "sglang", ["cost=profiled"])
+        for place in rows.rows.table.drop_duplicates(list(_LAYOUT)).index:
+            rows.system(place)
+    except TwinServeError as error:
+        return not is_untimed(error)
+    return True
 
 
 def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tuple[str, str]]) -> Point:

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.inferencex.load import Load
+from experiments.inferencex.load import DRAFTS, Load
 from harness.errors import TwinServeError
 from harness.measured.public_servers import PublicServer
 
 _BEFORE_LABELS = "2025-11-20"  # until then the scripts chose whole experts and ranks of attention
 _MTP = ("2026-01-14", "2026-02-05", "2026-02-06")
-_DRAFTS = "speculation, of which the share of accepted drafts is not told"
 _RANKS = "data-parallel ranks of TensorRT-LLM"
 
 
@@ -68,7 +67,7 @@ def _gpt_oss(server: PublicServer, load: Load) -> dict[str, Any]:
 
 def _deepseek(server: PublicServer, load: Load) -> dict[str, Any]:
     if load.day in _MTP:
-        raise TwinServeError(_DRAFTS)
+        raise TwinServeError(DRAFTS)
     is_old, is_fp4 = load.day < _BEFORE_LABELS, server.quantization == "nvfp4"
     if is_old and _has_ranks(server, load):
         raise TwinServeError(_RANKS)

@@ -39,6 +39,11 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     if isinstance(values, dict):
         fill_pools({str(key): value for key, value in values.items()}, cfg)
+    return of_values(values)
+
+
+def of_values(values: Any) -> RunConfig:
+    """Checks a composed configuration that is resolved; as `parse`."""
     if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.results.columns import floats, nan_max, ratio, total
 from harness.results.servers import Timeline
@@ -80,23 +81,25 @@ def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str,
         "max_running": peak("num_running"),
         "mean_waiting": mean_waiting(result, start_s, end),
         "max_waiting": peak("num_waiting"),
-        **_transfers(steps[inside], result.meta.get("kv_block_bytes") or math.nan),
+        **_transfers(steps, inside, result.meta.get("kv_block_bytes") or math.nan),
     }
 
 
-def _transfers(steps: Rows, block_bytes: float) -> dict[str, float]:
-    """What these steps copied between device, host and disk; what comes from the disk does so by way of the host."""
+def _transfers(steps: Rows, inside: NDArray[np.bool_], block_bytes: float) -> dict[str, float]:
+    """What the steps `inside` a span copied between device, host and disk; what comes from the disk does so by way of
+    the host."""
     columns = {
         "to_host": "num_blocks_out",
         "from_host": "num_blocks_in",
         "to_disk": "num_blocks_to_disk",
         "from_disk": "num_blocks_from_disk",
     }
-    blocks = {link: total(steps, column) for link, column in columns.items()}
+    moved = steps[[*columns.values(), "transfer_time"]][inside]  # a copy of these columns, and not of the whole table
+    blocks = {link: total(moved, column) for link, column in columns.items()}
     return {
         **{f"blocks_{link}": count for link, count in blocks.items()},
         **{f"bytes_{link}": count * block_bytes for link, count in blocks.items()},
-        "transfer_wait_s": float(floats(steps, "transfer_time").sum()),
+        "transfer_wait_s": float(floats(moved, "transfer_time").sum()),
     }
 
 

@@ -6,6 +6,8 @@ many wait for products, which take longer than those of weights that need no wid
 
     time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
 
+Experts read more weights the more of them get tokens: theirs take at least the share of the bytes · time(tokens).
+
 `WIDENING` is fitted to two public runs of Qwen3-14B on an A100 (FP8 and AWQ, gpustack/gpustack,
 docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.board`).
 """
@@ -16,24 +18,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.models.experts import Experts
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE
 from simulator.profile.profile import Profile
 from simulator.table import groups, stacked
 
+_EXPERTS = "experts"
 WIDENING = {4: 1.2, 8: 1.4}  # by the bits of a weight
 
 
 def is_widened(model: Model, flops: dict[str, float]) -> bool:
-    """Whether all linear layers of a model are multiplied in its own dtype, though their weights take fewer bits."""
+    """Whether all products with a model's weights are in its own dtype, though these take fewer bits."""
     stored = model.quantization
-    return (
-        stored.weight_bits is not None
-        and not model.first(Experts)
-        and stored.arithmetic not in flops
-        and stored.is_weight_only_elsewhere
-    )
+    return stored.weight_bits is not None and stored.arithmetic not in flops and stored.is_weight_only_elsewhere
 
 
 def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profile:
@@ -46,8 +43,8 @@ def widened(profile: Profile, model: Model, tensor_parallel_size: int) -> Profil
             sizes = [each.matrix_bytes(*matrix, model.dtype_bytes) for each in formats]
             times_us, num_tokens = rows["time_us"].to_numpy(), rows["num_tokens"].to_numpy()
             token_us = WIDENING[model.quantization.weight_bits or 8] * times_us[-1] / num_tokens[-1]
-            read = sizes[0] / sizes[1] * times_us[0]
-            rows = rows.assign(time_us=np.maximum(token_us * num_tokens, read))
+            read = times_us if operator == _EXPERTS else times_us[0]
+            rows = rows.assign(time_us=np.maximum(token_us * num_tokens, sizes[0] / sizes[1] * read))
         parts.append(rows)
     source = {**profile.meta.source, "quantization": model.quantization.name}
     tables = {**profile.rows, "tokens": stacked(parts)}

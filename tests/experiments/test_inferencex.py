@@ -8,10 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.inferencex import sglang_servers, trtllm_servers
 from experiments.inferencex.fit import with_synchronous
-from experiments.inferencex.other_engines import of_sglang, other_server, sglang_kernels
+from experiments.inferencex.load import Load
+from experiments.inferencex.other_engines import of_sglang, of_trtllm, other_server, sglang_kernels
 from experiments.inferencex.simulation import CaseRows
-from harness.measured.public_servers import SERVERS
+from harness.errors import TwinServeError
+from harness.measured.public_servers import SERVERS, PublicServer
 from harness.validation.contradictions import contradicted
 from simulator.importers.aiconfigurator.rules import HOST
 from tests.harness.measured.builders import ROW
@@ -52,7 +55,7 @@ def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:
 
 def test_servers_of_sglang_have_its_scheduler_its_kernels_and_mixed_chunks_by_who_started_them() -> None:
     made = {
-        path: of_sglang(server, sglang_kernels(Path("/systems/silicon_sample.csv"), "h200_sxm")).settings()
+        path: of_sglang(server, sglang_kernels(Path("/systems/silicon_sample.csv"), "h200_sxm")[0]).settings()
         for path in ("Qwen/Qwen3-32B", "Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
         if (server := other_server(path, "nan" if path == "Qwen/Qwen3-32B" else "fp8", "h200_sxm")) is not None
     }
@@ -60,6 +63,71 @@ def test_servers_of_sglang_have_its_scheduler_its_kernels_and_mixed_chunks_by_wh
     for each in made.values():
         assert (each["scheduler"], each["frontend"]) == ("sglang", "none")
         assert each["cost.profile"] == "aiconfigurator:/systems:h200_sxm/sglang/0.5.14"
+
+
+def trtllm(path: str, precision: str, system: str, load: Load) -> PublicServer:
+    server = other_server(path, precision, system)
+    assert server is not None
+    return trtllm_servers.of_load(of_trtllm(server, "p"), load)
+
+
+def test_servers_of_tensorrt_llm_have_what_the_script_of_their_row_asked_for() -> None:
+    held_back = trtllm("meta-llama/Llama-3.1-70B", "fp8", "h200_sxm", Load("2025-10-29", 2, 1024, 1024, 4)).settings()
+    alone = trtllm("meta-llama/Llama-3.1-70B", "fp8", "h200_sxm", Load("2025-10-29", 8, 1024, 1024, 4)).settings()
+    assert {*held_back} - {*alone} == {
+        "+scheduler.options.batch_wait_timeout_iters", "+scheduler.options.batch_wait_max_tokens_ratio",
+    }  # fmt: skip
+    gpt, long = Load("2025-11-02", 4, 1024, 1024, 8), Load("2026-01-29", 8, 1024, 8192, 64)
+    assert trtllm("openai/gpt-oss-120b", "fp4", "h200_sxm", gpt).settings()["expert_parallel"] == "true"
+    assert "expert_parallel" not in trtllm("openai/gpt-oss-120b", "fp4", "b200_sxm", gpt).settings()
+    assert trtllm("deepseek-ai/DeepSeek-R1", "fp8", "b200_sxm", long).more["cost.profile"] == "p+trtllm_gen"
+    asked = [
+        trtllm("deepseek-ai/DeepSeek-R1", "fp4", "b200_sxm", Load("2025-11-02", *load)).more.get("expert_parallel")
+        for load in ((8, 1024, 8192, 16), (8, 1024, 8192, 32), (8, 1024, 1024, 16))
+    ]
+    assert asked == [None, "true", "true"]
+
+
+@pytest.mark.parametrize(
+    ("day", "clients", "reason"), [("2026-02-05", 4, "speculation"), ("2025-11-02", 65, "data-parallel ranks")]
+)
+def test_what_a_script_asked_for_and_is_not_simulated_is_named(day: str, clients: int, reason: str) -> None:
+    with pytest.raises(TwinServeError, match=reason):
+        trtllm("deepseek-ai/DeepSeek-R1", "fp8", "b200_sxm", Load(day, 8, 1024, 8192, clients))
+
+
+def test_servers_of_sglang_receive_requests_as_their_scripts_say() -> None:
+    server = other_server("Qwen/Qwen3.5-397B-A17B", "fp8", "b300_sxm")
+    assert server is not None
+    loads = [("2026-04-17", 4, 64), ("2026-04-03", 8, 8), ("2026-04-03", 8, 256)]
+    made = [sglang_servers.of_load(server, Load(day, gpus, 1024, 1024, n)) for day, gpus, n in loads]
+    assert [each.more["+scheduler.options.scheduler_recv_interval"] for each in made] == [10, 10, 30]
+    assert [each.max_num_seqs for each in made] == [64, 8, 128]
+    with pytest.raises(TwinServeError, match="speculation"):
+        sglang_servers.of_load(server, Load("2026-04-03", 4, 1024, 1024, 8))
+
+
+def test_tables_of_sglang_are_those_of_its_version_first(tmp_path: Path) -> None:
+    versions = {"package": ["0.5.14"], "old": ["0.5.6.post2", "0.5.10", "0.5.9", "0.5.12"]}
+    for root, names in versions.items():
+        for name in names:
+            folder = tmp_path / root / "data" / "h200_sxm" / "gemm" / "sglang" / name
+            folder.mkdir(parents=True)
+            if name != "0.5.12":  # which only says whose tables it takes
+                (folder / "gemm_perf.parquet").touch()
+    silicon, history = tmp_path / "package" / "silicon_sample.csv", tmp_path / "old"
+    expected = {
+        "0.5.1.post1": ["0.5.6.post2", "0.5.9", "0.5.10", "0.5.14"],
+        "0.5.6.post2": ["0.5.6.post2", "0.5.9", "0.5.10", "0.5.14"],
+        "0.5.9": ["0.5.9", "0.5.10", "0.5.14", "0.5.6.post2"],
+        "0.5.23": ["0.5.14", "0.5.10", "0.5.9", "0.5.6.post2"],
+        "nightly-dev": ["0.5.14"],
+    }
+    for version, names in expected.items():
+        found = sglang_kernels(silicon, "h200_sxm", version, history)
+        assert [each.rpartition("/")[2] for each in found] == names
+        assert [tmp_path.name in each and "/package:" in each for each in found] == [name == "0.5.14" for name in names]
+    assert sglang_kernels(silicon, "h200_sxm", "0.5.9")[0].endswith("/0.5.14")
 
 
 def test_rows_are_simulated_with_the_settings_of_their_server_or_with_other_constants(tmp_path: Path) -> None:

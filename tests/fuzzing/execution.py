@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from harness import cli, jobs
 from harness.config import RunConfig, parse
+from harness.studies.sweeps import sweep
 from tests.fuzzing.figures import problems
 from tests.fuzzing.files import PLACE
 from tests.fuzzing.walk import Case
@@ -107,7 +108,7 @@ def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
         return Outcome("failed", re.sub(r"-?\d[\d.e+-]*", "N", found[0]), "; ".join(found))
     if code == 0:
         return Outcome("done")
-    if case.is_sweep and code == jobs.sweep.SOME_JOB_FAILED:
+    if case.is_sweep and code == sweep.SOME_JOB_FAILED:
         defect = _DEFECT_OF_A_JOB.search(stderr)
         return (
             Outcome("failed", f"{defect[1]} in a job", stderr[:1500]) if defect else Outcome("refused", detail=stderr)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from harness import cli, jobs
 from harness.config import RunConfig, load
-from harness.config.composing.composer import Composer
+from harness.config.composing.composer import Composer, compose_once
 from harness.errors import TraceError
 from tests.harness.builders import CONF, ROOT, raising, stub_module
 
@@ -230,6 +230,7 @@ def test_an_interrupt_that_a_library_turns_into_another_error_is_one(
 def test_an_interrupt_that_is_lost_while_hydra_composes_begins_no_run(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    compose_once()
     compose = Composer.load_configuration
 
     def load_configuration(*arguments: Any, **options: Any) -> DictConfig:

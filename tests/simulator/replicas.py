@@ -29,6 +29,7 @@ from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.drivers.lockstep import Ranks
 from simulator.fleet import Fleet
+from simulator.front_end import FrontEndTimes, SecondFrontEnd
 from simulator.gateway import Decoders
 from simulator.handover import Network, Port
 from simulator.models.hardware import Device
@@ -128,6 +129,7 @@ def simulate(
     network: Network | None = None,
     decode_rule: Router | None = None,
     local_tokens: int = 0,
+    second_front_end: FrontEndTimes | None = None,
     ranks: Sequence[Ranks] = (),
     **options: Any,
 ) -> list[RecordedRun]:
@@ -140,6 +142,7 @@ def simulate(
         num_prefill: so many of the schedulers, from the first on, compute prompts for the others.
         network: between these and the others.
         decode_rule, local_tokens: as of `Decoders`.
+        second_front_end: that requests pass before the others.
         ranks: replicas that step together.
         options: arguments of the replicas.
     """
@@ -160,8 +163,10 @@ def simulate(
         decode_rule = decode_rule or LeastRequests(NoOptions())
         split = slice(num_prefill), slice(num_prefill, None)
         first, last = (ports[part] for part in split)
+        prompts = trace.table["num_prompt_tokens"].tolist()
+        front_end = second_front_end and SecondFrontEnd(second_front_end, prompts, len(replicas[split[1]]))
         decoders = Decoders(
-            replicas[split[1]], first, last, decode_rule, local_tokens, network.request_ns if network else 0
+            replicas[split[1]], first, last, decode_rule, local_tokens, network.request_ns, front_end or None
         )
         replicas = replicas[split[0]]
     rule = rule or RoundRobin(NoOptions())

@@ -20,6 +20,7 @@ from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
+from simulator.front_end import FrontEndTimes
 from simulator.handover import Network, note_prompt, prompt_of
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
@@ -30,6 +31,7 @@ MS = 1_000_000
 STEP = FlatCost(MS)
 SLOW = Network(1e6, latency_ns=1_000, request_ns=50_000)  # blocks of 100 bytes take 0.1 ms
 BY_LAYERS = replace(SLOW, by_layers=True)  # of a model with 4 layers
+FRONT_END = FrontEndTimes(300_000, 1000.0, 2_000_000, 0.5)
 
 
 def options_apart(options: SchedulerOptions) -> bool:
@@ -45,14 +47,16 @@ networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7), BY
 
 
 @examples(10)
-@given(apart_cases(), networks, st.sampled_from([0, 20]), st.booleans())
-def test_compressed_is_stepped(case: Case, network: Network, local_tokens: int, is_flat: bool) -> None:
+@given(apart_cases(), networks, st.sampled_from([0, 20]), st.booleans(), st.sampled_from([None, FRONT_END]))
+def test_compressed_is_stepped(
+    case: Case, network: Network, local_tokens: int, is_flat: bool, front_end: FrontEndTimes | None
+) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}
     rules = [(Nosy(), Nosy()) for _ in range(2)]
     runs = [
         simulate_case(
             case, rule=rule, decode_rule=decode_rule, compress=compress, network=network, local_tokens=local_tokens,
-            num_prefill=case.num_replicas // 2, **price,
+            num_prefill=case.num_replicas // 2, second_front_end=front_end, **price,
         )
         for compress, (rule, decode_rule) in zip((True, False), rules, strict=True)
     ]  # fmt: skip

@@ -26,6 +26,7 @@ class Policy(Protocol):
         preemption: who gives way when blocks run out, and what it keeps.
         finds_verified: what the drafts of a step brought can be found by others when it has run, not only when the next
             one is planned.
+        never_recomputes: whoever has computed its prompt never computes it again.
         pads: whether its batches keep their shape: who has ended is computed on as padding until all have
             (`engine.core.running.padding`), and the prompts of a step are padded to the longest.
     """
@@ -34,6 +35,7 @@ class Policy(Protocol):
     chooses_victims: ClassVar[bool]
     needs: ClassVar[Mapping[str, object]]
     finds_verified: bool
+    never_recomputes: bool
     pads: bool
     order: QueueOrder
     preemption: Preemption
@@ -64,6 +66,7 @@ class BasePolicy:
     chooses_victims: ClassVar[bool] = False
     needs: ClassVar[Mapping[str, object]] = {}
     finds_verified: bool = False
+    never_recomputes: bool = False
     pads: bool = False
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:

@@ -11,12 +11,14 @@ class Refusal:
 
     Args:
         longest: prompt and output tokens that no sequence can exceed.
+        longest_prompt: tokens that no prompt can exceed.
         most_sequences: sequences of a request that may run.
         blocks: the KV block pool.
     """
 
-    def __init__(self, longest: int, most_sequences: int, blocks: BlockManager) -> None:
+    def __init__(self, longest: int, longest_prompt: int, most_sequences: int, blocks: BlockManager) -> None:
         self._longest = longest
+        self._longest_prompt = longest_prompt
         self._most_sequences = most_sequences
         self._forks = blocks.forks
 
@@ -33,6 +35,10 @@ class Refusal:
             raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
         if prompt >= limit:
             raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
+        if prompt > self._longest_prompt:
+            raise RequestRefusedError(
+                f"a prompt of {prompt} tokens, which is not cut, exceeds the {self._longest_prompt} of a step"
+            )
         count, most = request.num_sequences, self._most_sequences
         if count > 1 and not self._forks:
             raise RequestRefusedError(

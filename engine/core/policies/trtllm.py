@@ -66,6 +66,7 @@ class Trtllm(BasePolicy):
     def __init__(self, order: QueueOrder, preemption: Preemption, options: TrtllmOptions) -> None:
         super().__init__(order, preemption, options)
         self._policy = options.capacity_scheduler_policy
+        self.never_recomputes = self._policy != "max_utilization"
         self._share = SHARES[options.context_chunking_policy]
         self._wait = BatchWait(options.batch_wait_timeout_iters, options.batch_wait_max_tokens_ratio)
         self._may_change = False  # whether somebody may enter the next step though nothing is released

@@ -24,9 +24,10 @@ class Receiving:
             is_idle: nobody runs.
             had_prompts: the last step had prompts.
         """
-        self._count += num_decode_steps - self._num_decode_steps
+        num_passed = num_decode_steps - self._num_decode_steps
         self._num_decode_steps = num_decode_steps
-        if is_idle or had_prompts or self._count >= self._interval:
-            self._count = 0 if is_idle or had_prompts else self._count % self._interval
+        if is_idle or had_prompts:
+            self._count = 0
             return True
-        return False
+        self._count = (self._count + num_passed) % self._interval
+        return num_passed > 0 and self._count == 0

@@ -213,3 +213,21 @@ def compose(overrides: Sequence[str]) -> DictConfig:
                 return composer.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
         finally:
             GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one
+
+
+def plain_forms(overrides: Sequence[str], loader: ConfigLoader | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What overrides make: resolved but for `hydra`, with `???` where values are missing, and as it is written; both as
+    plain values.
+
+    Args:
+        loader: composes them; by default Hydra's, which runs a job.
+
+    Raises:
+        HydraException, OmegaConfBaseException: an override cannot be used.
+    """
+    loader = loader or GlobalHydra.instance().config_loader()
+    cfg = loader.load_configuration("config", list(overrides), RunMode.RUN)
+    job = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    resolved, written = OmegaConf.to_container(job, resolve=True), OmegaConf.to_container(cfg)
+    assert isinstance(resolved, dict) and isinstance(written, dict)
+    return {str(key): value for key, value in resolved.items()}, {str(key): value for key, value in written.items()}

@@ -7,10 +7,9 @@ changed file is merged again, and an old entry is never found. Entries are pickl
 """
 
 import hashlib
-import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig
 
+from harness.config.composing.cache_folder import cache_folder, read_own, stamps, write_own
+
 Key = tuple[object, ...]
-_MOST = 100  # files in the cache folder, of about 32 kB each
 _FORMAT = 1
 
 
@@ -34,7 +34,7 @@ class MergedFiles:
 
     def find(self, key: Key) -> DictConfig | None:
         """What Hydra merged from these files before, as they are now; None if nothing is there."""
-        stored = _read(self._path(key))
+        stored = read_own(self._path(key))
         try:
             return None if stored is None else pickle.loads(stored)
         except Exception:  # a damaged file can raise anything; it is written anew
@@ -44,50 +44,15 @@ class MergedFiles:
         if cfg.hydra.searchpath:
             return  # it was merged from files that are not among the sources
         with suppress(OSError):  # without a folder to write to, it is merged again next time
-            _write(self._path(key), pickle.dumps(cfg))
+            write_own(self._path(key), pickle.dumps(cfg))
 
     def _path(self, key: Key) -> Path:
-        return _folder() / f"{hashlib.sha256(repr((key, self._state())).encode()).hexdigest()}.pickle"
+        return cache_folder() / f"{hashlib.sha256(repr((key, self._state())).encode()).hexdigest()}.pickle"
 
     def _state(self) -> list[object]:
         """All that the merged files depend on beside the choices."""
         versions = [_FORMAT, sys.version, hydra.__version__, omegaconf.__version__]
         places = [(source.provider, source.scheme(), source.path) for source in self._sources]
-        files = [list(_stamps(source.path)) for source in self._sources if source.scheme() == "file"]
+        files = [list(stamps(source.path)) for source in self._sources if source.scheme() == "file"]
         store = pickle.dumps(ConfigStore.instance().repo)
         return [*versions, places, files, store, JobRuntime.instance().get("name")]
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twinserve"
-
-
-def _stamps(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Path, size and time of the last change of each file of a tree, in the order of their names."""
-    with suppress(OSError):  # Hydra says what is wrong with a folder
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.is_dir():
-                yield from _stamps(entry.path)
-            else:
-                status = entry.stat()
-                yield entry.path, status.st_size, status.st_mtime_ns
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        with path.open("rb") as file:
-            is_own = not hasattr(os, "getuid") or os.fstat(file.fileno()).st_uid == os.getuid()
-            return file.read() if is_own else None
-    except OSError:
-        return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all; the files that were written longest ago make room."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-    entries = sorted(path.parent.glob("*.pickle"), key=lambda entry: entry.stat().st_mtime_ns)
-    for entry in entries[:-_MOST]:
-        entry.unlink(missing_ok=True)

@@ -1,9 +1,7 @@
-"""Overrides such as block_size=16: written from values, and what is wrong with them in one line."""
+"""What is wrong with overrides such as block_size=16, in one line."""
 
-import json
-import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,27 +14,10 @@ from harness.config.schema.reader import models_in, nearest
 from harness.errors import ConfigError
 
 _REFUSALS = (HydraException, OmegaConfBaseException)
-_SHORTENED = r"\d+\.\d*0"  # as a number: "0.20" is a version, and not 0.2
 _OTHER_MODEL = (
     "none that comes with the project (--help model); any other is read: model=<its folder>, or model=hf://{}"
 )
 _COMPOSING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
-
-
-def quoted(value: Any) -> str:
-    """A value in the grammar of Hydra's overrides."""
-    value = value.item() if hasattr(value, "item") else value  # a number of numpy
-    if value is None or isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(quoted, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}: {quoted(each)}' for key, each in value.items())}}}"
-    text = str(value)
-    if re.fullmatch(r"[\w./-]+|\$\{[\w:]+\}", text) and not re.fullmatch(_SHORTENED, text):
-        return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return f"'{escaped}'"
 
 
 def check_single(overrides: Sequence[str]) -> None:

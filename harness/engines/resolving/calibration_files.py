@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from engine.documents import DocumentError, read_yaml
 from harness.errors import ConfigError
 from harness.results.stored.files import CALIBRATION, write_whole
@@ -92,5 +90,7 @@ def _is_fit(data: Any) -> bool:
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a calibration file, whole or not at all."""
+    from omegaconf import OmegaConf  # imported late, as a run does without it
+
     text = OmegaConf.to_yaml(OmegaConf.create(dict(document)))
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

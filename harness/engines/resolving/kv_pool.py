@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.config import RunConfig, SimEngine
+from harness.config.schema.system import HIGH_THROUGHPUT
 from harness.engines.resolving.shapes import contiguous_rule
 from harness.errors import ConfigError
-from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT
 from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool, kv_formula
 from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool

@@ -177,9 +177,10 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
         if system.cost.source != AUTO:
             _check_kernels(kernels, found)
         return replace(system, profile=found, notes=(*system.notes, *made_of(found)))
-    if is_widened(model, device.flops) and (
-        plain := profile_of(system, replace(model, quantization=NONE), max_graph_tokens)
-    ):
+    plain = None
+    if is_widened(model, device.flops) and (model.num_expert_ranks == 1 or system.data_parallel_size == 1):
+        plain = profile_of(system, replace(model, quantization=NONE), max_graph_tokens)
+    if plain is not None and (plain := _with_whole_experts(system, plain)) is not None:
         note = f"products of weights in {model.weight_format} are those measured in 16 bits, which read fewer bytes"
         return replace(system, profile=widened(plain, model, ranks), notes=(*system.notes, *made_of(plain), note))
     note = (

@@ -31,6 +31,7 @@ from harness.results.stored.files import FAILED, SUMMARY, read_summary, write_wh
 from harness.results.stored.lock import FolderInUseError, locked
 from harness.sinks.sending import check_sinks, send_sweep
 from harness.studies.comparison.folders import capacity_folders, expand_results, job_folders
+from harness.studies.report_page import write_report_page
 from harness.studies.sweeps import naming
 from harness.studies.sweeps.finished import is_finished
 from harness.studies.sweeps.job_lines import JobLine, headline, result_text, shown, tell
@@ -121,16 +122,6 @@ def report(
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
     if alone is not None:
         write_report_page(alone, out_folder)  # in place of the page of a comparison with nothing
-
-
-def write_report_page(folder: Path, out_folder: Path) -> bool:
-    """Writes report.html on the result of one task in `folder` to `out_folder`; returns whether there is one."""
-    from harness.figures.pages import write_page  # imported late, as other tasks do without it
-
-    path = write_page(folder, out_folder)
-    if path is not None:
-        print(f"report: {path}", flush=True)
-    return path is not None
 
 
 def write_report(

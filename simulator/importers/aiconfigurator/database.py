@@ -134,7 +134,7 @@ def _read_rows(path: Path, changed_ns: int, where: tuple[tuple[str, Any], ...]) 
 
 def _versions(folder: Path) -> list[str]:
     """The released versions in a folder, oldest first."""
-    names = [path.name for path in folder.glob("*") if re.fullmatch(r"\d+(\.\d+)+(rc\d+)?", path.name)]
+    names = [path.name for path in folder.glob("*") if re.fullmatch(r"\d+(\.\d+)+(rc\d+|\.post\d+)?", path.name)]
     return sorted(names, key=_order)
 
 

@@ -4,6 +4,7 @@ import os
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.composing import composer
-from harness.config.composing.composer import Composer
+from harness.config.composing import composer, known_commands
+from harness.config.composing.composer import Composer, plain_forms
 from tests.harness.builders import CONF
 
 RUNS = [
@@ -31,6 +32,11 @@ RUNS = [
 REFUSED = (
     "block_size=1,2  nothing=1  trace=nothing  ~nothing  trace@a=azure  +max_num_seqs=3  a=[  hydra.job.env_copy=3"
 )
+UNKNOWN = (
+    "block_size=8", "trace=azure", "trace.num_requests=1_0", "trace.path='a b'", "trace.nothing=1", "trace.prompt=1",
+    "seed=1", "seed=${block_size}", "+seed=2", "~seed", "-m", "hydra.job.name=a", "metrics.slo={ttft_ms: 3}",
+    "plots=true,false", "experiment=vllm", "hydra.run.dir=${now:%Y}/a$b",
+)  # fmt: skip
 SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=out", "trace=azure,csv block_size=8"]
 
 
@@ -150,3 +156,45 @@ def test_another_process_takes_what_was_merged_until_a_file_changes(
     assert composed() == 22, "a damaged file is merged again"
     monkeypatch.setattr(plain, "load_configuration", None)
     assert composed() == 22
+
+
+def test_a_known_command_is_what_hydra_makes_of_it(loaders: tuple[ConfigLoader, Composer], tmp_path: Path) -> None:
+    """The same values, and the same files in `.hydra`, letter by letter."""
+    first = "scheduler=mixed trace=synthetic trace.prompt.mean=5 seed=3"
+    again = "scheduler=mixed trace=synthetic hydra.run.dir=x/y trace.num_requests=70 plots=False arrival.rate=2.50"
+    known_commands.keep(first.split(), partial(plain_forms, loader=loaders[1]))
+    command = known_commands.find(again.split())
+    assert command is not None and command.folder == "x/y"
+    command.stored["hydra"]["hydra"]["job"]["name"] = "twinserve"  # as other tests in this process may have named it
+    cfg = loaders[0].load_configuration("config", [*again.split(), "hydra.mode=RUN"], RunMode.RUN)
+    cfg.hydra.runtime.output_dir, cfg.hydra.job.name = os.path.abspath("x/y"), "twinserve"
+    parts = ([str(key) for key in cfg if (key == "hydra") == is_own] for is_own in (False, True))
+    job, own = (OmegaConf.masked_copy(cfg, keys) for keys in parts)
+    assert command.values == OmegaConf.to_container(job, resolve=True)
+    command.store(tmp_path)
+    for name, content in {"config": job, "hydra": own, "overrides": cfg.hydra.overrides.task}.items():
+        assert (tmp_path / f"{name}.yaml").read_text() == OmegaConf.to_yaml(content)
+
+
+@pytest.mark.parametrize("more", UNKNOWN)
+def test_what_a_known_command_does_not_cover_is_for_hydra(more: str, loaders: tuple[ConfigLoader, Composer]) -> None:
+    known_commands.keep(["seed=1"], partial(plain_forms, loader=loaders[1]))
+    assert known_commands.find(["seed=1"]) is not None and known_commands.find(["seed=1", *shlex.split(more)]) is None
+
+
+def test_a_command_is_unknown_once_a_file_that_composes_it_has_changed(
+    loaders: tuple[ConfigLoader, Composer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known_commands.keep([], partial(plain_forms, loader=loaders[1]))
+    assert known_commands.find([]) is not None
+    stamps = [*known_commands.stamps(str(CONF))]
+    monkeypatch.setattr(
+        known_commands, "stamps", lambda folder: [(path, size + 1, time) for path, size, time in stamps]
+    )
+    assert known_commands.find([]) is None
+
+
+@pytest.mark.parametrize("choice", ["fleet=disaggregated fleet.prefill.device=h200", "hydra.job.env_copy=[HOME]"])
+def test_what_depends_on_more_than_the_choices_is_not_kept(choice: str, loaders: tuple[ConfigLoader, Composer]) -> None:
+    known_commands.keep(choice.split(), partial(plain_forms, loader=loaders[1]))
+    assert known_commands.find(choice.split()) is None

@@ -95,6 +95,7 @@ def test_graphs_leave_less_of_the_memory() -> None:
         ("--enable-mixed-chunk", "scheduler.options.enable_mixed_chunk=true"),
         ("--schedule-policy lpm", "scheduler.options.schedule_policy=lpm"),
         ("--schedule-conservativeness 0.3", "scheduler.options.schedule_conservativeness=0.3"),
+        ("--scheduler-recv-interval 10", "scheduler.options.scheduler_recv_interval=10"),
         ("--cuda-graph-bs 1 2 32", "engine.max_graph_tokens=32"),
         ('--cuda-graph-config \'{"decode": {"max_bs": 64}}\' --cuda-graph-max-bs 8', "engine.max_graph_tokens=64"),
         ("--cuda-graph-backend-decode disabled", "engine.max_graph_tokens=0"),
@@ -185,7 +186,7 @@ _PARTS = (
     "--max-total-tokens 50k", "--schedule-policy lpm", "--schedule-conservativeness 0.5", "--enable-mixed-chunk",
     "--disable-radix-cache", "--disable-overlap-schedule", "--disable-cuda-graph", "--disable-prefill-cuda-graph",
     "--cuda-graph-max-bs 24", "--attention-backend trtllm_mha", "--schedule-policy fcfs",
-    "--load-balance-method total_requests", "--max-prefill-tokens 20000",
+    "--load-balance-method total_requests", "--max-prefill-tokens 20000", "--scheduler-recv-interval 30",
 )  # fmt: skip
 
 
@@ -214,6 +215,7 @@ def test_the_fixed_scheduler_is_that_of_the_option() -> None:
     assert {key: getattr(scheduler, key) for key in sglang_serve._FIXED} == sglang_serve._FIXED
     assert {*SglangOptions.__dataclass_fields__} == {
         "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos",
+        "scheduler_recv_interval",
     }  # fmt: skip
 
 

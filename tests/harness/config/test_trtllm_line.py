@@ -30,6 +30,8 @@ SERVE = "trtllm-serve Qwen/Qwen3-8B"
         ("", "kv_cache_config: {dtype: fp8}", "engine.kv_cache_dtype=fp8"),
         ("--max_num_tokens 4096", "max_num_tokens: 2048", "max_num_batched_tokens=2048"),
         ("", "disable_overlap_scheduler: true", "scheduler.async_scheduling=false"),
+        ("", "batch_wait_timeout_iters: 20", "scheduler.options.batch_wait_timeout_iters=20"),
+        ("", "batch_wait_max_tokens_ratio: 0.9", "scheduler.options.batch_wait_max_tokens_ratio=0.9"),
         (
             "",
             "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}",

@@ -17,6 +17,7 @@ from engine.core.running.preemption import VICTIM_RULES, PreemptionMode  # noqa:
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations  # noqa: E402
 from harness.record.record import RecordedRun  # noqa: E402
 from harness.workload.trace import Trace  # noqa: E402
+from simulator.table import objects  # noqa: E402
 from tests.harness.engines.builders import (  # noqa: E402
     BLOCK_BYTES,
     OPTIONS,
@@ -107,7 +108,7 @@ def _fuzzed_trace(draw: np.random.Generator, *, num_sequences: int) -> Trace:
     prompts = draw.integers(1, 60, n)
     hash_ids = [100 * int(draw.integers(3)) + np.arange(-(-length // 8)) for length in prompts]
     columns: dict[str, Any] = {
-        "num_prompt_tokens": prompts, "num_output_tokens": draw.integers(1, 18, n), "hash_ids": hash_ids,
+        "num_prompt_tokens": prompts, "num_output_tokens": draw.integers(1, 18, n), "hash_ids": objects(hash_ids),
         "priority": draw.integers(0, 3, n), "tenant": draw.integers(0, 3, n), "deadline": draw.uniform(0, 0.1, n),
         "n": draw.integers(1, num_sequences + 1, n),
     }  # fmt: skip

@@ -129,11 +129,11 @@ def test_a_family_is_read_from_the_version_asked_for_or_the_newest_before_it(roo
 def test_of_another_engine_the_newest_version_with_the_table_is_read(root: Path) -> None:
     rows = pd.DataFrame({"num_tokens": [1], "us": [5.0]})
     write(root, "made_up", "moe", "sglang", "0.5.9", "moe_perf", rows)
-    write(root, "made_up", "moe", "sglang", "0.5.14", "moe_perf", rows.assign(us=7.0))
+    write(root, "made_up", "moe", "sglang", "0.5.14.post1", "moe_perf", rows.assign(us=7.0))
     write(root, "made_up", "moe", "sglang", "0.5.16", "other_perf", rows)
     database = Database(root, "made_up")
     assert database.rows("moe", "moe_perf", source="sglang")["time_us"].item() == pytest.approx(7.0)
-    assert database.versions == {"moe/sglang": "0.5.14"}
+    assert database.versions == {"moe/sglang": "0.5.14.post1"}
 
 
 @given(st.lists(st.floats(1, 1e4), min_size=1, max_size=30), st.lists(st.integers(0, 29), max_size=3, unique=True))

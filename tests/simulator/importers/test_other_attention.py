@@ -24,8 +24,8 @@ class Tables:
 
     version = "1.0"
 
-    def __init__(self, system: str = "made_up") -> None:
-        self.system = system
+    def __init__(self, system: str = "made_up", backend: str = "vllm") -> None:
+        self.system, self.backend = system, backend
         self.versions: dict[str, str] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -124,6 +124,12 @@ def test_early_queries_compute_the_tokens_that_are_there_or_the_whole_topk(compu
         assert at(decodes, {"num_decodes": 8}, decode_context=context) == pytest.approx(
             100 + 8e-3 * computed, rel=0.005
         )
+
+
+def test_latent_attention_of_tensorrt_llm_stays_as_it_was_timed() -> None:
+    tables = Tables(backend="trtllm")
+    decodes, _ = mean_attention(tables, Attention(tables), listed("deepseek-v3"), 8, "auto")  # type: ignore[arg-type]
+    assert at(decodes, {"num_decodes": 8}, decode_context=4096) == pytest.approx(100 + 8 * 4.096, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "system"), [("deepseek-v3", "b200_sxm"), ("deepseek-v3.2", "b300_sxm")])

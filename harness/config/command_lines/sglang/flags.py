@@ -164,14 +164,14 @@ _NAMES: dict[tuple[Values, Effect], str] = {
         mamba-radix-cache-strategy mamba-ssm-dtype mamba-track-interval max-mamba-cache-size max-queued-requests
         min-free-slots-delay modelopt-quant moe-a2a-backend moe-dense-tp-size moe-dp-size nnodes offload-group-size
         pp-size prefill-decode-interval prefill-max-requests qsa-indexer-dtype radix-cache-backend radix-eviction-policy
-        retraction-policy rl-on-policy-target rl-quant-profile scheduler-recv-interval shared-experts-tp-size
+        retraction-policy rl-on-policy-target rl-quant-profile shared-experts-tp-size
         speculative-algorithm swa-full-tokens-ratio swa-prefix-tails""",
     ("many", "refused"): "lora-paths",
 }  # fmt: skip
 OTHERS = table(_NAMES)
 # Values with which a refused flag leaves all as it is.
 NEUTRAL = {
-    **dict.fromkeys(("--nnodes", "--pp-size", "--ep-size", "--attn-dp-size", "--scheduler-recv-interval"), "1"),
+    **dict.fromkeys(("--nnodes", "--pp-size", "--ep-size", "--attn-dp-size"), "1"),
     **dict.fromkeys(("--dcp-size", "--attn-cp-size", "--moe-dp-size", "--dwdp-size"), "1"),
     **dict.fromkeys(("--cpu-offload-gb", "--prefill-decode-interval", "--ep-num-redundant-experts"), "0"),
     **dict.fromkeys(("--disaggregation-mode", "--decoupled-spec-role"), "null"),

@@ -36,7 +36,7 @@ _OWN: dict[Values, str] = {
     "one": """
         model-path dtype quantization kv-cache-dtype context-length json-model-override-args mem-fraction-static
         max-running-requests max-total-tokens chunked-prefill-size max-prefill-tokens page-size schedule-policy
-        schedule-conservativeness tp-size dp-size load-balance-method cuda-graph-max-bs-decode
+        schedule-conservativeness scheduler-recv-interval tp-size dp-size load-balance-method cuda-graph-max-bs-decode
         cuda-graph-backend-decode cuda-graph-backend-prefill cuda-graph-config attention-backend
         decode-attention-backend prefill-attention-backend""",
     "many": "cuda-graph-bs-decode",
@@ -60,7 +60,10 @@ _QUANTIZATIONS = {
 _KV_DTYPES = {"auto": "auto", "bf16": "auto", "bfloat16": "auto", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 _UNITS = {unit: 1000 ** (power + 1) for power, unit in enumerate("kMGT")}
 _UNITS |= {f"{unit.upper()}i": 1024 ** (power + 1) for power, unit in enumerate("kmgt")}
-OPTIONS = {"schedule_policy": "--schedule-policy", "schedule_conservativeness": "--schedule-conservativeness"}
+OPTIONS = {
+    "schedule_policy": "--schedule-policy", "schedule_conservativeness": "--schedule-conservativeness",
+    "scheduler_recv_interval": "--scheduler-recv-interval",
+}  # fmt: skip
 _DEFAULTS = SglangOptions()
 BALANCERS = {"round_robin": "round_robin", "total_requests": "least_requests", "total_tokens": "least_tokens"}
 _HOLDS_UP_TO = "--max-total-tokens: taken as given; SGLang takes what its memory holds, if that is less"
@@ -151,12 +154,14 @@ def _scheduler(values: Mapping[str, str]) -> dict[str, Any]:
         made["scheduler.async_scheduling"] = False
     if "--enable-mixed-chunk" in values:
         made["scheduler.options.enable_mixed_chunk"] = True
-    policy, factor = (values.get(flag) for flag in OPTIONS.values())
+    policy, factor, interval = (values.get(flag) for flag in OPTIONS.values())
     if policy and policy != _DEFAULTS.schedule_policy:
         chosen("--schedule-policy", policy, dict.fromkeys(SCHEDULE_POLICIES))
         made["scheduler.options.schedule_policy"] = policy
     if factor and (share := decimal("--schedule-conservativeness", factor)) != _DEFAULTS.schedule_conservativeness:
         made["scheduler.options.schedule_conservativeness"] = share
+    if interval and (steps := number(OPTIONS["scheduler_recv_interval"], interval)) > 1:
+        made["scheduler.options.scheduler_recv_interval"] = steps
     return made
 
 

@@ -68,7 +68,7 @@ _WITHOUT_EFFECT = (
 )  # fmt: skip
 _REFUSED: dict[str, Any] = {
     "enable_attention_dp": False, "speculative_config": None, "kv_cache_config.host_cache_size": 0,
-    "batch_wait_timeout_iters": 0, "batch_wait_max_tokens_ratio": 0, "batch_wait_timeout_ms": 0,
+    "batch_wait_timeout_ms": 0,
     "pipeline_parallel_size": 1, "cache_transceiver_config": None, "kv_cache_config.max_attention_window": None,
 }  # fmt: skip
 _KV_DTYPES = {"auto": "auto", "bfloat16": "auto", "float16": "auto", "fp8": "fp8"}
@@ -164,6 +164,9 @@ def _rules(values: dict[str, Any]) -> dict[str, Any]:
         choices: Mapping[str, str] = {each.upper(): each for each in known}
         if policy is not None and (rule := chosen(name, str(policy), choices)) != known[0]:
             made[f"scheduler.options.{name}"] = rule
+    for name, read in (("batch_wait_timeout_iters", number), ("batch_wait_max_tokens_ratio", decimal)):
+        if (value := read(name, str(values.pop(name, 0)))) != 0:
+            made[f"scheduler.options.{name}"] = value
     return made
 
 

@@ -108,3 +108,15 @@ def test_prompts_wait_for_more_of_them_while_others_decode() -> None:
         admitted.append([s.request_id for s in step(scheduler, now).admitted])
     # 1 waits for three steps; 7 for one, until 8 is there, too: 8 tokens of prompts, and 2 decodes.
     assert [(now, each) for now, each in enumerate(admitted) if each] == [(0, [0]), (4, [1]), (8, [7, 8])]
+
+
+@pytest.mark.parametrize(("policy", "most"), [("guaranteed_no_evict", 30), ("max_utilization", 12)])
+def test_a_prompt_that_is_not_cut_fits_a_step_and_so_does_all_that_may_be_computed_again(
+    policy: str, most: int
+) -> None:
+    scheduler = make(chunked=False, capacity_scheduler_policy=policy)  # 16 tokens a step
+    with pytest.raises(RequestRefusedError, match="16"):
+        scheduler.add(Request(0, 17, 4))
+    request = Request(1, 4, 30)
+    scheduler.add(request)
+    assert sum(plan.num_decodes * plan.num_steps for plan in run(scheduler)) == most - 1

@@ -80,6 +80,14 @@ def test_sparse_attention_computes_the_whole_topk_before_0_24() -> None:
         assert least < ratio < most
 
 
+def test_experts_that_are_widened_read_fewer_bytes_at_every_size() -> None:
+    given = ("model=qwen3-30b-a3b", "device=a100-80gb")
+    profiles = [resolved(*given, f"quantization={stored}").profile for stored in ("none", "fp8")]
+    plain, narrow = (each.tables["tokens"].query("operator == 'experts'")["time_us"].array for each in profiles if each)
+    assert narrow[0] == pytest.approx(plain[0] / 2, rel=0.01) and narrow[-1] == pytest.approx(1.4 * plain[-1])
+    assert (narrow >= 0.5 * plain).all()
+
+
 def test_what_is_noted_before_the_times_are_found_is_kept() -> None:
     notes = resolved("model=qwen3-next-80b-a3b", "device=mi300x").notes
     assert [text for text in notes if "prefixes are not cached" in text] and "no measured kernels" in notes[-1]
