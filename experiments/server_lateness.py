@@ -74,6 +74,7 @@ def lateness(num_servers: int, folder: Path) -> dict[str, Any]:
 def send_us(num_streams: int, num_steps: int = 100, pause_s: float = 0.02) -> dict[str, float]:
     """How long a bare loop takes for the sends of a step, by send: in the median step and the slowest in a hundred."""
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listening:
+        listening.settimeout(60)
         process = multiprocessing.get_context("spawn").Process(
             target=_read_all, args=(listening.getsockname()[1], num_streams)
         )
