@@ -1,6 +1,6 @@
 """How far off are simulations? Every public measurement that can be read, simulated: the board.
 
-    python -m experiments.board --silicon <silicon_sample.csv> --history <folder>     all rows, 15 minutes on two cores
+    python -m experiments.board --silicon <silicon_sample.csv> --history <folder>     all rows, 20 minutes on two cores
     python -m experiments.board --silicon <silicon_sample.csv> --sample 20            every 20th row of each server
     python -m experiments.board --silicon <silicon_sample.csv> --resume               goes on after a break
     python -m experiments.board --docs                                                only the tables of docs and README
