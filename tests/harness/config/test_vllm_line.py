@@ -66,7 +66,7 @@ def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> No
     found = parse(composed(*translation.overrides, "device=h200"))
     assert isinstance(found.engine, SimEngine) and isinstance(found.cost, ProfiledCost)
     assert found.engine.vllm_version == "0.15.1" and found.engine.max_graph_tokens == 2048
-    assert found.cost.profile == "auto+separate_norms+cutlass_fp4+routing_kernels+flashinfer_cutlass+marlin"
+    assert found.cost.profile == "auto+separate_norms+cutlass_fp4+routing_kernels+whole_topk+flashinfer_cutlass+marlin"
     assert found.tensor_parallel_size == 2
     assert [note for note in translation.notes if note.startswith("A=1")]
     assert not [note for note in translation.notes if "MARLIN" in note]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,10 @@ def _wandb_record(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Any], in
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    records = [Record.FromString(each) for each in _leveldb_records(path.read_bytes())]
+    records: list[Record] = []
+    until = time.monotonic() + 30  # its process writes after the run, later on a machine with other work
+    while not any(each.HasField("exit") for each in records) and time.monotonic() < until:
+        records = [Record.FromString(each) for each in _leveldb_records(path.read_bytes())]
     run = next(each.run for each in records if each.HasField("run"))
     summaries = [each.summary for each in records if each.HasField("summary")]
     code = next(each.exit.exit_code for each in records if each.HasField("exit"))

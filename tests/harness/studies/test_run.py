@@ -20,6 +20,7 @@ import pytest
 from engine.core.plan import StepOutcome
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.jobs import execute
+from harness.record.plan_log import PlanLog
 from harness.record.recorder import Recorder
 from harness.results.stored.files import read_results
 from harness.terminal import run
@@ -191,7 +192,7 @@ def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
     assert len(result.requests) == 200
 
 
-@pytest.mark.parametrize("buffer", ["_durations", "_growth", "_single_gaps", "_plans"])
+@pytest.mark.parametrize("buffer", ["durations", "growth", "single_gaps", "plans"])
 def test_a_step_that_was_recorded_by_half_is_left_out(
     buffer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,13 +218,13 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
             self._take()
             super().frombytes(data)
 
-    start = Recorder.__init__
+    start = PlanLog.__init__
 
-    def make(self: Recorder, **options: bool) -> None:
-        start(self, **options)
+    def make(self: PlanLog) -> None:
+        start(self)
         setattr(self, buffer, Full("q"))
 
-    monkeypatch.setattr(Recorder, "__init__", make)
+    monkeypatch.setattr(PlanLog, "__init__", make)
     with pytest.raises(EngineError, match="^out of memory; "):
         run(config("trace.num_requests=800", "arrival=all_at_once", "num_blocks=3000"), tmp_path)
     result, summary = read_results(tmp_path)

@@ -94,9 +94,9 @@ def test_another_cost_model_changes_latencies_but_not_the_replayed_plans(tmp_pat
 
 
 def test_the_cost_model_is_named_that_priced_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No measured kernels of an RTX 3090 come with the project."""
+    """No measured kernels of an MI300X come with the project."""
     pretend_measured(tmp_path / "a", "trace.num_requests=5")
-    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", "device=rtx-3090", "cost=profiled", "cost.profile=auto")
+    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", "device=mi300x", "cost=profiled", "cost.profile=auto")
     assert "cost roofline" in found["subtitle"] and "cost roofline" in capsys.readouterr().out
 
 

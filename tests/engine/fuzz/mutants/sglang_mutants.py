@@ -28,7 +28,7 @@ SGLANG_MUTANTS = [
            "            self.decay()\n        self._num_counted = num_decode_steps",
            "            pass\n        self._num_counted = num_decode_steps", _ONLY),
     Mutant("nobody is looked at though somebody may enter", "policies/sglang.py",
-           "return WAIT if self._batch.is_full else WAIT_FOR_A_STEP", "return WAIT", _ONLY),
+           "return WAIT if self._batch.is_full and not self._queue.unseen else WAIT_FOR_A_STEP", "return WAIT", _ONLY),
     Mutant("nobody is retracted", "sglang/decoding.py", "    while not fits and len(left) > 1:",
            "    while False:", _ONLY),
 ]  # fmt: skip
