@@ -175,10 +175,11 @@ def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Pat
     ]
 
 
-def _listed(errors: Mapping[str, float]) -> str:
+def _listed(errors: Mapping[str, float | None]) -> str:
+    """The medians and p90 of `errors`, in percent, but those that are undefined, as of a measured value of 0."""
     return ", ".join(
-        f"{NAMES[metric]} {label} {errors[f'{metric} {statistic}']:+.1f} %"
+        f"{NAMES[metric]} {label} {error:+.1f} %"
         for metric in ("ttft", "tpot", "e2el")
         for statistic, label in (("median", "p50"), ("p90", "p90"))
-        if f"{metric} {statistic}" in errors
+        if (error := errors.get(f"{metric} {statistic}")) is not None
     )

@@ -14,7 +14,7 @@ import yaml
 
 from experiments import PLAIN
 from harness import run
-from harness.calibration.observe import ladder, tokens_per_s
+from harness.calibration.observe import conclusion, ladder, tokens_per_s
 from harness.errors import ConfigError
 from harness.measured import load_measured
 from harness.studies.machine_profiling import PROFILES
@@ -67,6 +67,17 @@ def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
     }  # fmt: skip
     assert tokens_per_s(pd.DataFrame(table), 2.5, 10.0) == pytest.approx((5 + 4 + 8 + 1) / 7.5)
     assert tokens_per_s(pd.DataFrame(table), 0.0, 0.0) == 0, "nothing has ended"
+
+
+def test_a_median_of_0_has_no_error_to_conclude_with() -> None:
+    errors = [("ttft", "median", 3.0), ("tpot", "median", None), ("tpot", "p90", -2.0), ("tpot", "mean", 9.0)]
+    rows = [dict(zip(("metric", "statistic", "error_pct"), row, strict=True)) for row in errors]
+    fitted = {"objective": {"errors_after": {"ttft median": 0.5}}}
+    assert conclusion(fitted, {"errors": rows}, Path("c.yaml"), 7) == [
+        "first half, fitted: TTFT p50 +50.0 %",
+        "second half, not fitted: TTFT p50 +3.0 %, TPOT p90 -2.0 %",
+        "use it with: cost.calibration=c.yaml num_blocks=7",
+    ]
 
 
 @pytest.mark.long
