@@ -40,6 +40,10 @@ NOT_RUN = {
     "cost.profile=llmservingsim:": "needs a profile of LLMServingSim; tests/simulator/importers/test_importers.py "
     "makes one up",
     "arrival=closed_loop": "searches long; tests/harness/studies/capacity/test_capacity.py has closed loops",
+    "outputs/measured,outputs/simulated": "needs a measured run; tests/docs/test_compare_with_your_server.py has one",
+    "trace=weka": "needs recordings of coding agents; tests/harness/workload/readers has some",
+    "trace.window=[86400": "needs a trace of two days; tests/harness/workload/readers/test_columns.py has windows",
+    "hf://": "needs the Hugging Face Hub",
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
 }
 # Pages whose commands run for every commit: the first that are tried, code of the page, and the real engine.
@@ -67,9 +71,8 @@ def small(arguments: list[str]) -> list[str]:
     words = " ".join(arguments)
     keys = {"plots", "progress"} if "figures=" not in words and "task=plot" not in words else {"progress"}
     keys |= {key for key in SMALL if any(word.startswith(f"{key}=") for word in arguments)} - {"figures"}
-    if not re.search(
-        r"task=(report|plot|validate|calibrate)|trace=(mooncake|azure|bailian|baseten|csv|jsonl|custom)|my_log", words
-    ):
+    of_files = "mooncake|azure|bailian|baseten|weka|csv|jsonl|custom"
+    if not re.search(rf"task=(report|plot|validate|calibrate)|trace=({of_files})|autoscaling_study|my_log", words):
         keys.add("trace.num_requests")
     if re.search(r"task=(capacity|search)|capacity_study", words):
         keys |= {key for key in SMALL if key.startswith("capacity.")}
