@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.known_times import KnownTimes
-from simulator.models.block import Block, Weights
+from simulator.models.block import Block, Weights, num_hit
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, Arithmetic, Quantization
@@ -213,7 +213,7 @@ class RooflineCost:
     def _linear(self, matrix: _Matrix, num_tokens: int) -> float:
         """Products of `num_tokens` tokens; those with experts read the weights of the experts that are hit."""
         operations, num_bytes, copies, used, flops_per_ns, input_ns = matrix
-        hit = copies * (1 - (1 - used / copies) ** num_tokens)
+        hit = num_hit(copies, used, num_tokens)
         num_products = num_tokens * used
         return max(hit * num_bytes / self._bytes_per_ns, operations * num_products / flops_per_ns) + (
             num_products * input_ns

@@ -14,7 +14,7 @@ decoders is two blocks, one of each. The kinds:
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.engine_config import KVDtype
 from simulator.models.weight_formats import Quantization
@@ -52,6 +52,12 @@ class Weights(NamedTuple):
     columns: int
     copies: int = 1
     used: float = 1
+
+
+def num_hit(copies: int, used: float, num_tokens: Any) -> Any:
+    """How many of `copies` experts `num_tokens` tokens hit in expectation, of which each uses `used`; a number or an
+    array, as `num_tokens` is."""
+    return copies * (1 - (1 - used / copies) ** num_tokens)
 
 
 class Scan(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.models.block import Weights
+from simulator.models.block import Weights, num_hit
 from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.model import Model
@@ -108,7 +108,7 @@ def _products_us(num_tokens: Floats, matrices: list[Weights], model: Model, rate
     """Products of `num_tokens` tokens; of experts, by those that are hit in expectation."""
     total = np.zeros_like(num_tokens)
     for each in matrices:
-        hit = each.copies * (1 - (1 - each.used / each.copies) ** num_tokens)
+        hit = num_hit(each.copies, each.used, num_tokens)
         stored = model.format_of(each.part).matrix_bytes(each.rows, each.columns, model.dtype_bytes)
         moved = each.used * num_tokens * (each.rows + each.columns) * model.dtype_bytes
         operations = 2.0 * each.rows * each.columns * each.used * num_tokens

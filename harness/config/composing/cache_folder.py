@@ -12,15 +12,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twinserve"
 
 
+def stamp(path: str | Path) -> tuple[str, int, int]:
+    """Path, size and time of the last change of a file."""
+    status = os.stat(path)
+    return str(path), status.st_size, status.st_mtime_ns
+
+
 def stamps(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Path, size and time of the last change of each file of a tree, in the order of their names."""
+    """The `stamp` of each file of a tree, in the order of their names."""
     with suppress(OSError):  # Hydra says what is wrong with a folder
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if entry.is_dir():
                 yield from stamps(entry.path)
             elif entry.name.rpartition(".")[2] != "pyc":
-                status = entry.stat()
-                yield entry.path, status.st_size, status.st_mtime_ns
+                yield stamp(entry.path)
 
 
 def read_own(path: Path) -> bytes | None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from harness.config.composing.cache_folder import cache_folder, read_own, stamps, write_own
+from harness.config.composing.cache_folder import cache_folder, read_own, stamp, stamps, write_own
 
 _FREE = ("trace", "arrival", "metrics", "seed", "plots", "progress", "verbose")
 _FOLDER = "hydra.run.dir"
@@ -229,12 +229,7 @@ def _path(chosen: Sequence[str]) -> Path:
 
 def _state() -> list[Any]:
     """The files that compose, as they are now: of this project, and of Hydra, which its first file stands for."""
-    own = [list(stamps(str(_PACKAGE / each))) or _stamp(_PACKAGE / each) for each in _CODE]
+    own = [list(stamps(str(_PACKAGE / each))) or stamp(_PACKAGE / each) for each in _CODE]
     found = [importlib.util.find_spec(name) for name in (*_COMPOSERS, "hydra_plugins")]
     plugins = [sorted(os.listdir(each)) for each in (found[-1].submodule_search_locations or ())] if found[-1] else []
-    return [own, plugins, *(_stamp(Path(spec.origin)) for spec in found if spec is not None and spec.origin)]
-
-
-def _stamp(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return str(path), status.st_size, status.st_mtime_ns
+    return [own, plugins, *(stamp(Path(spec.origin)) for spec in found if spec is not None and spec.origin)]
