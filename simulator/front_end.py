@@ -82,7 +82,7 @@ class FrontEnd:
             self._work_until(time)
         self._now = time
         if arrivals.next_ns <= time:
-            done = self._clock + self._times.request_ns
+            done = self._clock + self._times.passes * self._times.request_ns
             working.extend([(done, row, arrival) for arrival, row in arrivals.pop_due(time)])
         seen: list[tuple[int, int]] = []
         while on_way and on_way[0][0] <= time:
@@ -105,7 +105,7 @@ class FrontEnd:
         self._clock += (time - self._now) / self._requests_per_process()
         while working and working[0][0] <= self._clock + _ROUNDING:
             _, row, arrival = working.popleft()
-            work = self._times.prompt_token_ns * self._prompt_tokens[row]
+            work = self._times.passes * self._times.prompt_token_ns * self._prompt_tokens[row]
             done_ns = max(self._tokenised_ns[0], time) + work
             heapq.heapreplace(self._tokenised_ns, done_ns)
             heapq.heappush(self._on_way, (ceil(done_ns) + self._latency_ns(row), row, arrival))
@@ -145,7 +145,9 @@ class SecondFrontEnd:
     def __init__(self, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int) -> None:
         self._coming = _Coming()
         self._prompt_tokens, self._prompt_token_ns = prompt_tokens, times.prompt_token_ns
-        self._front_end = FrontEnd(self._coming, times._replace(prompt_token_ns=0.0), prompt_tokens, num_processes)
+        self._front_end = FrontEnd(
+            self._coming, times._replace(prompt_token_ns=0.0, passes=1), prompt_tokens, num_processes
+        )
 
     @property
     def next_ns(self) -> int:
