@@ -8,8 +8,7 @@ import pytest
 
 from harness.results.stored.files import REPORT
 from tests.harness.builders import Launch, launcher
-from tests.harness.figures.pages.builders import validation_page, write_run
-from tests.harness.figures.pages.test_pages import Parsed
+from tests.harness.figures.pages.builders import Parsed, validation_page, write_run
 
 _SMALL = ("cost=roofline", "trace.num_requests=12", "progress=false")
 
