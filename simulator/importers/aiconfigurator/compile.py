@@ -38,9 +38,9 @@ import pandas as pd
 from simulator.importers.aiconfigurator.attention import Attention, stored_as
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
-from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
-from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import (
+from simulator.importers.aiconfigurator.experts.deep_gemm import NAME as DEEP_GEMM
+from simulator.importers.aiconfigurator.experts.deep_gemm import padded_experts
+from simulator.importers.aiconfigurator.experts.kernels import (
     CUTLASS,
     OPEN_TRITON,
     TRITON,
@@ -48,9 +48,9 @@ from simulator.importers.aiconfigurator.experts import (
     experts,
     whole_experts,
 )
+from simulator.importers.aiconfigurator.experts.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.latent_attention import launches_us
-from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import attention_table
 from simulator.importers.aiconfigurator.other_kernels import choosing_us, float32_router, norm_exchange, routing_us

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.experts import DISTRIBUTION, dtype_of, stretched
+from simulator.importers.aiconfigurator.experts.kernels import DISTRIBUTION, dtype_of, stretched
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.models.experts import Experts
 from simulator.models.model import Model
