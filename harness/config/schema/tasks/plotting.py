@@ -17,9 +17,9 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list), Field(strict=Fals
 
 
 class PlotConfig(ConfigModel):
-    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`). Without formats those of
-    runs and comparisons are on their pages only, as drawing files takes longer than a short simulation; all others, and
-    the comparison whose axes are chosen, are PNG files.
+    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`). Without formats figures
+    of runs and comparisons are on their pages only, as drawing files takes longer than a short simulation; all others,
+    and the comparison whose axes are chosen, are PNG files.
 
     task=plot draws `y` over `x`, with a colour for each value of `color` and a panel for each of `facet`; all are
     columns of comparison.csv. `log` names the logarithmic axes. `labels` replaces names in the figures by other text.
