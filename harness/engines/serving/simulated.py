@@ -20,6 +20,7 @@ from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
 from harness.engines.serving.handing_out import Call, Calls, HandingOut
 from simulator.desk import Desk, View
+from simulator.drivers.agenda import Agenda
 from simulator.drivers.live import Live
 from simulator.replica import Observer, Replica
 from simulator.servers import make_replica
@@ -88,7 +89,7 @@ class SimulatedBackend:
 
     def start(self) -> None:
         costs = {id(system): system.cost_model() for system in self._systems}
-        loop = asyncio.get_running_loop()
+        self._agenda = Agenda(asyncio.get_running_loop())
         self._replicas: list[Replica] = []
         self._live: list[Live] = []
         for number, system in enumerate(self._systems):
@@ -98,7 +99,7 @@ class SimulatedBackend:
             observers = Observers([self.tally, *self._observers[number : number + 1], own])
             replica = make_replica(replace(system, compress=False), costs[id(system)], observers)
             self._replicas.append(replica)
-            self._live.append(Live(replica, loop, own.on_begun))
+            self._live.append(Live(replica, self._agenda, own))
         self._desk = Desk(self._replicas, self._rule, time.monotonic_ns)
         for replica, view in zip(self._replicas, self._desk.views, strict=True):
             replica.on_finish = partial(_forget, view)
@@ -159,6 +160,7 @@ class SimulatedBackend:
         return True
 
     def close(self) -> None:
+        self._agenda.close()
         for live in self._live:
             live.close()
 
