@@ -101,6 +101,8 @@ class HandingOut:
         self._prompts: list[Request] = []  # whose first tokens the step brings
         self._others: list[Sequence] = []  # that decode, and whose chunks are made when the step has ended
         self._made: list[_Made] = []
+        self._sent: list[Stream] = []
+        self._times: list[int] = []  # when each of `_sent` was
         self._due_ns = 0
         self._send_ns = MovingMean()  # that a send takes
 
@@ -131,10 +133,8 @@ class HandingOut:
         return round(max(self._send_ns.mean, 1) * len(made))
 
     def send(self) -> None:
-        """Send the chunks that were made ahead, and count them when all are sent."""
-        sent: list[Stream] = []
-        times: list[int] = []
-        clock, num_made = time.monotonic_ns, len(self._made)
+        """Send the chunks that were made ahead; they are counted when clients wait for nothing."""
+        sent, times, clock = self._sent, self._times, time.monotonic_ns
         started_ns = clock()
         for sequence, stream, data in self._made:
             if stream.is_forgotten or stream.line is None:
@@ -144,9 +144,13 @@ class HandingOut:
                 sent.append(stream)
             else:
                 self._others.append(sequence)
+        if sent:
+            self._send_ns.add((times[-1] - started_ns) / len(self._made))
         self._made = []
-        if not sent:
-            return
+
+    def _count_sent(self) -> None:
+        sent, times = self._sent, self._times
+        self._sent, self._times = [], []
         gaps: list[float] = []
         for stream, sent_ns in zip(sent, times, strict=True):
             stream.num_sent += 1
@@ -159,7 +163,6 @@ class HandingOut:
         self._tally.times["itl"].add_all(gaps)
         self._tally.lateness.add_all([(each - self._due_ns) * 1e-9 for each in times])
         self._tally.output_tokens += len(sent)
-        self._send_ns.add((times[-1] - started_ns) / num_made)
 
     def on_refused(self, request: Request, reason: str) -> None: ...
 
@@ -168,6 +171,7 @@ class HandingOut:
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Any, start: PlanStart | None = None) -> None: ...
 
     def on_commit(self, outcome: StepOutcome) -> None:
+        self._count_sent()
         # the forks of a request exist from the commit of its prompt on
         others = dict.fromkeys([*(each for request in self._prompts for each in request.sequences), *self._others])
         for sequence in others:
