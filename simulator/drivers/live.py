@@ -49,12 +49,13 @@ class Live:
         self._last_ns = 0  # of the simulation: no request is taken for one that came before
         self._number = 0  # of the event that is expected: one that was expected before is out of date
 
-    def submit(self, requests: Iterable[Request], received_ns: int) -> None:
-        """Take requests that arrived at `received_ns`, together; what was done since then to read them costs no time of
-        the simulation."""
+    def submit(self, requests: Iterable[Request], received_ns: int, *, have_arrived: bool = False) -> None:
+        """Take requests that the engine received at `received_ns`, together; what was done since then to read them
+        costs no time of the simulation. That is also when they arrive, unless they have before."""
         now = self._last_ns = max(received_ns, self._last_ns)
         for request in requests:
-            request.arrival_time = now
+            if not have_arrived:
+                request.arrival_time = now
             self._replica.submit(request, now)
         if self._is_idle:
             self._begin(now)
