@@ -105,7 +105,7 @@ def sweep(
     if sinks := next((names for _, asked in jobs if (names := asked.config.sinks.names)), None):
         raise ConfigError(f"sinks={sinks}: read by run(), and by sweeps of the command line")
     workers = num_workers([asked.config for _, asked in jobs], workers)
-    with ended_on_failure(workers):
+    with ended_on_failure():
         futures = [(name, submit(workers, partial(_job, asked))) for name, asked in jobs]
         done: dict[str, Run] = {}
         failed: dict[str, TwinServeError] = {}

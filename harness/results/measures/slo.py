@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import SloConfig
-from harness.results.columns import floats, ratio
+from harness.results.columns import floats, ratio, rows_where
 from harness.results.measures.unserved import served
 from harness.results.tables import Rows
 
@@ -42,7 +42,7 @@ def verdict_on_slo(requests: Rows, slo: SloConfig, *, overloaded: bool, complete
     `slo_met` is None without limits, without requests, and for a run that ended early. Requests that are not served in
     full are within no limit; those of which a run that ended early does not know are left out.
     """
-    ended = requests[(requests["status"] != "unfinished").to_numpy()]
+    ended = rows_where((requests["status"] != "unfinished").to_numpy(), requests)
     given, beyond = limits_ms(slo), beyond_limits(ended, slo)
     limits = {f"slo_{name}_ms": given.get(name) for name in LIMITED}
     for name, flags in beyond.items():

@@ -113,7 +113,7 @@ def _run_trials(study: optuna.Study, config: RunConfig, folder: Path, console: C
         else:
             console.print(Text(f"{len(finished(study))}/{settings.trials}  {current.text()}"), soft_wrap=True)
 
-    with ended_on_failure(workers):
+    with ended_on_failure():
         while under_way or begins_another():
             while len(under_way) < workers and begins_another() and (trial := ask_another(study, space)) is not None:
                 go_on(_TrialUnderWay(study, trial, config, folder), None)
