@@ -25,7 +25,7 @@ FAULTY = "tests.experiments.faulty_sections"
 def test_sections_that_go_wrong_leave_their_first_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hanging section ignores requests to end."""
     expected = {"hang": "killed", "exhaust": "failed"}
-    sections = {name: (f"{FAULTY}:{name}", 9.0 if name == "hang" else 60.0) for name in expected}
+    sections = {name: (f"{FAULTY}:{name}", 12.0 if name == "hang" else 60.0) for name in expected}
     assert acceptance.run(sections, tmp_path, rehearse=True) == 1
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / "acceptance_rehearsal.json").read_text())
