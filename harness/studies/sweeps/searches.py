@@ -13,28 +13,42 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from harness.config import RunConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from harness.config import RunConfig, parse
+from harness.errors import TwinServeError
 from harness.studies.capacity.capacity import find
 from harness.studies.capacity.worker_pool import ended_on_failure, num_workers
 
+Execute = Callable[..., object]
 _waiting: list[Callable[[], None]] = []
 _most_workers = [1]
 
 
-def takes(config: RunConfig) -> bool:
+def takes(cfg: DictConfig) -> bool:
     """Whether a job is a search whose probes may run in processes of their own."""
-    return config.task == "capacity" and not config.verbose and num_workers([config], config.capacity.workers) > 1
+    try:
+        config = parse(cfg)
+    except TwinServeError:  # which the job tells
+        return False
+    return config.task == "capacity" and not config.verbose and _num_workers(config) > 1
 
 
-def add(config: RunConfig, job: Callable[[], None]) -> None:
-    """Let `run_all` run a job, which `takes` takes."""
-    _most_workers[0] = max(_most_workers[0], num_workers([config], config.capacity.workers))
-    _waiting.append(job)
+def add(cfg: DictConfig, execute: Execute, run: Callable[[Execute], None]) -> None:
+    """Let `run_all` call `run` of a job, which `takes` takes, with what executes its configuration in its folder:
+    `execute` of `harness.jobs`, but without a word, as threads share the streams, and with what Hydra knows now."""
+    given = list(HydraConfig.get().overrides.task)
+    _most_workers[0] = max(_most_workers[0], _num_workers(parse(cfg)))
+    _waiting.append(partial(run, partial(_search, execute, given)))
 
 
-def search(execute: Callable[..., object], given: Sequence[str], config: RunConfig, folder: Path) -> str:
-    """Find the capacity of a job of a sweep through `execute` of `harness.jobs`. Nothing is printed, as threads share
-    the streams; the end of the sweep confirms the best."""
+def _num_workers(config: RunConfig) -> int:
+    return num_workers([config], config.capacity.workers)
+
+
+def _search(execute: Execute, given: Sequence[str], config: RunConfig, folder: Path) -> str:
+    """What it printed: nothing. The end of the sweep confirms the best."""
     execute(config.model_copy(update={"progress": False}), folder, partial(find, given=given, confirms=False))
     return ""
 

@@ -10,7 +10,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,12 @@ def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
 
 
 def _run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
-    hydra = HydraConfig.get()
-    if cfg.get("task") == "capacity" and _launcher(hydra) == "basic":
+    if cfg.get("task") == "capacity" and _launcher(HydraConfig.get()) == "basic":
         from harness.studies.sweeps import searches  # imported late, as most sweeps do without it
 
-        with suppress(TwinServeError):  # which the job tells
-            if searches.takes(config := parse(cfg)):
-                search = partial(searches.search, execute, list(hydra.overrides.task))
-                searches.add(config, partial(_run_locked, cfg, folder, search))
-                return
+        if searches.takes(cfg):
+            searches.add(cfg, execute, partial(_run_locked, cfg, folder))
+            return
     _run_locked(cfg, folder, partial(_executed, execute))
 
 
@@ -132,8 +129,7 @@ def report(
     alone = Path(results[0]) if len(results) == 1 else None
     if alone is not None and not (alone / SUMMARY).exists() and write_report_page(alone, out_folder):
         return  # a search or public closed loops: no runs to compare
-    left_out = write_report(expand_results(results), out_folder, plot, baseline)
-    if left_out:
+    if left_out := write_report(expand_results(results), out_folder, plot, baseline):
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
     if alone is not None:
         write_report_page(alone, out_folder)  # in place of the page of a comparison with nothing
