@@ -114,6 +114,8 @@ class Fleet:
             crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: self._env.now)
         self._expect()
         if self._reading_ns and len(self._replicas) > 1:
+            for replica in self._replicas:
+                replica.tells = True
             self._env.call(READINGS, 0, self._read)
         self._env.run()
         while crew is not None and crew.give_up():

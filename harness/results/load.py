@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
-from harness.results.servers import levels_of, step_integral
+from harness.results.measures.servers import levels_of, step_integral
 from harness.results.tables import Rows, RunResult
 
 ALIKE = 0.02  # share by which throughputs differ at most where all keep up with the same arrivals

@@ -22,15 +22,15 @@ import numpy.typing as npt
 
 from harness.config import MetricsConfig
 from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, rows_where, total
-from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
-from harness.results.sessions import session_metrics
-from harness.results.slo import goodput, limits_ms, verdict_on_slo
-from harness.results.staffing import staffing_metrics
+from harness.results.measures.engine_metrics import engine_metrics
+from harness.results.measures.sessions import session_metrics
+from harness.results.measures.slo import goodput, limits_ms, verdict_on_slo
+from harness.results.measures.staffing import staffing_metrics
+from harness.results.measures.unserved import notes_on, num_cut
+from harness.results.measures.verdict import judge
 from harness.results.statistics.latencies import LATENCIES, latencies
 from harness.results.tables import Floats, Rows, RunResult
-from harness.results.unserved import notes_on, num_cut
-from harness.results.verdict import judge
 
 Bools = npt.NDArray[np.bool_]
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
+from harness.results.measures.sessions import session_table
 from harness.results.metrics import json_ready
-from harness.results.sessions import session_table
 from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, Rows, RunResult
 from simulator.table import Table, table_of

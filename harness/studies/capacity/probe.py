@@ -19,8 +19,8 @@ from engine.documents import DocumentError, read_json
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import ConfigError
 from harness.results.columns import floats, nan_min
-from harness.results.servers import step_integral
-from harness.results.slo import beyond_limits
+from harness.results.measures.servers import step_integral
+from harness.results.measures.slo import beyond_limits
 from harness.results.statistics.warming import warming_of
 from harness.results.stored.files import INPUTS, SUMMARY, write_summary, write_whole
 from harness.results.stored.inputs import input_digests, read_inputs

@@ -27,11 +27,11 @@ from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError, TwinServeError
+from harness.results.measures.step_times import mixed_text
+from harness.results.measures.unserved import unserved_text
 from harness.results.metrics import json_ready
-from harness.results.step_times import mixed_text
 from harness.results.stored.files import SEARCH, write_whole
 from harness.results.summary import number
-from harness.results.unserved import unserved_text
 from harness.studies.capacity.capacity import make_document, run_probes, search
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence
 from harness.studies.capacity.keys import searched_key, with_load

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from harness.config import SloConfig
 from harness.results.columns import floats, ratio, rows_where
+from harness.results.measures.unserved import served
 from harness.results.tables import Rows
-from harness.results.unserved import served
 
 LIMITED = ("ttft", "tpot", "e2el")
 _ENDLESS_MS = 1e300  # a latency that is beyond every limit, and that percentiles can interpolate to

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.servers import levels_of, timeline
+from harness.results.measures.servers import levels_of, timeline
+from harness.results.measures.waiting import mean_waiting
 from harness.results.tables import Ints, Rows, RunResult, slot_uses
-from harness.results.waiting import mean_waiting
 
 # What readings of a server's metrics say.
 _SAMPLED = ("mean_kv_cache_usage", "max_kv_cache_usage", "mean_running", "max_running", "max_waiting")
