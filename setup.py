@@ -40,7 +40,11 @@ def compilation() -> dict[str, Any]:
     except ModuleNotFoundError:  # pip asks for what is required first, and comes again
         return {"setup_requires": ["mypy>=1.15"]}
     options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
-    return {"ext_modules": mypycify([*options, *(str(path) for path in COMPILED)], opt_level="1")}
+    modules = mypycify([*options, *(str(path) for path in COMPILED)], opt_level="3")
+    if os.name == "posix":
+        for module in modules:  # functions of the core call one another directly, and small ones are inlined
+            module.extra_compile_args.append("-fno-semantic-interposition")
+    return {"ext_modules": modules}
 
 
 setup(**compilation())

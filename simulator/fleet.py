@@ -141,8 +141,8 @@ class Fleet:
             self._env.call(READINGS, self._reading_ns, self._read)
 
     def _dispatch(self, call: Call) -> None:
-        if self._replicas[0].is_stopping or self._env.now != self._dispatch_ns:
+        if self._replicas[0].is_stopping or call[0] != self._dispatch_ns:
             return  # or there was an earlier one, which has expected those that follow
         self._dispatch_ns = NEVER
-        self._gateway.dispatch(self._env.now)
+        self._gateway.dispatch(call[0])
         self._expect()

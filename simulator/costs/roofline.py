@@ -107,7 +107,8 @@ class RooflineCost:
         self._growing: dict[tuple[int, float], float] = {}  # what `_growing_ns` has answered
 
     def step_ns(self, work: StepWork) -> int:
-        chunks, num_decodes, num_contexts, _, _, per_decode, _, _ = work
+        chunks, num_decodes, num_contexts = work.chunks, work.num_decodes, work.num_context_tokens
+        per_decode = work.tokens_per_decode
         num_tokens = num_decodes * per_decode
         reads = self._kv_reads if chunks else 1.0
         decoding = num_contexts * self._growing_ns(per_decode, reads)

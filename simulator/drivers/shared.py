@@ -29,7 +29,7 @@ class Shared:
         self._next = env.call(PLANS, 0, self._begin)  # what was expected before it is out of date
 
     def _begin(self, call: Call) -> None:
-        replica, now = self._replica, self._env.now
+        replica, now = self._replica, call[0]
         if call is not self._next or replica.is_stopping:
             return
         plan = self._plan = self._plan or replica.plan(now)
@@ -40,13 +40,13 @@ class Shared:
             return
         self._is_idle = False
         self._start = now
-        self._run(replica.price(plan, now))
+        self._run(replica.price(plan, now), now)
 
-    def _run(self, price: int | Run) -> None:
+    def _run(self, price: int | Run, now: int) -> None:
         """Let the plan run as long as priced, counted from its start."""
         self._price = price
         end = price if isinstance(price, int) else price[1].item(-1)
-        self._next = self._env.call(ENDS, self._start + end - self._env.now, self._end)
+        self._next = self._env.call(ENDS, self._start + end - now, self._end)
 
     def _end(self, call: Call) -> None:
         if call is not self._next:
@@ -54,7 +54,7 @@ class Shared:
         env, replica, price = self._env, self._replica, self._price
         assert self._plan is not None
         if self._plan.horizon > 1 and (longer := replica.lengthen(self._plan, self._start, price)):
-            self._run(longer)
+            self._run(longer, call[0])
             return
         self._price = 0
         self._plan, _ = replica.finish(self._plan, self._start, price)
@@ -79,4 +79,4 @@ class Shared:
         elif not isinstance(self._price, int):
             shorter = self._replica.cut(self._start, self._price)
             if len(shorter[1]) < len(self._price[1]):
-                self._run(shorter)
+                self._run(shorter, self._env.now)
