@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +13,7 @@ from simulator.costs.deviation import DeviationBatch
 _FEW_STEPS = 16  # up to this many steps are priced faster one by one than as arrays
 
 
-class DecodeBatch(NamedTuple):
+class DecodeBatch:
     """What decode steps of one batch size take.
 
     Uneven contexts take as long as if each were their mean plus `gain` standard deviations, or longer by `uneven`.
@@ -28,11 +26,21 @@ class DecodeBatch(NamedTuple):
         outside: axes on which the batch size lies beyond the measured range: name, and multiple of the range's end.
     """
 
-    base: float
-    attention: Curve
-    gain: float
-    uneven: DeviationBatch | None
-    outside: tuple[tuple[str, float], ...]
+    __slots__ = ("base", "attention", "gain", "uneven", "outside")
+
+    def __init__(
+        self,
+        base: float,
+        attention: Curve,
+        gain: float,
+        uneven: DeviationBatch | None,
+        outside: tuple[tuple[str, float], ...],
+    ) -> None:
+        self.base = base
+        self.attention = attention
+        self.gain = gain
+        self.uneven = uneven
+        self.outside = outside
 
     def step(self, work: StepWork) -> tuple[float, float]:
         """The context at which attention of a step is priced, and the time of the step in ns."""
