@@ -53,7 +53,7 @@ class FrontEnd:
         self._on_way: list[tuple[int, int, int]] = []  # a heap: when the engine sees it, row, arrival
         self._seen: list[tuple[int, int]] = []  # at `next_ns`, if arrivals are fixed
         self._are_fixed = isinstance(arrivals, OpenLoop)
-        self.next_ns = arrivals.next_ns
+        self.next_ns = self._coming_ns = arrivals.next_ns  # the latter of the arrivals
         if self._are_fixed:
             self._seen = self._pass_turns()
 
@@ -84,10 +84,11 @@ class FrontEnd:
         if self._working:
             self._work_until(time)
         self._now = time
-        if self._arrivals.next_ns <= time:
+        if self._coming_ns <= time:
             done = self._clock + self._request_ns
             for arrival, row in self._arrivals.pop_due(time):
                 self._working.append((done, row, arrival))
+            self._coming_ns = self._arrivals.next_ns
         seen: list[tuple[int, int]] = []
         while on_way and on_way[0][0] <= time:
             _, row, arrival = heapq.heappop(on_way)
@@ -100,8 +101,9 @@ class FrontEnd:
 
     def look(self) -> None:
         """An arrival may be earlier than it was."""
-        if self._arrivals.next_ns < self.next_ns:
-            self.next_ns = self._arrivals.next_ns
+        self._coming_ns = self._arrivals.next_ns
+        if self._coming_ns < self.next_ns:
+            self.next_ns = self._coming_ns
 
     def _work_until(self, time: int) -> None:
         """Share the processes among the requests that are there until `time`, when at most the first is done."""
@@ -131,7 +133,7 @@ class FrontEnd:
         return round(self._latency_ns * (self._shortest + self._width * draw(row, _STEPS) / _STEPS))
 
     def _look_ahead(self) -> None:
-        next_ns = self._arrivals.next_ns
+        next_ns = self._coming_ns
         if self._working and (done := self._done_ns()) < next_ns:
             next_ns = done
         if self._on_way and (due := self._on_way[0][0]) < next_ns:

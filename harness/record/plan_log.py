@@ -50,7 +50,7 @@ class PlanLog:
                 if each.ahead:
                     later += (self.num_plans, each.ahead, len(each.blocks))
             if later:
-                self.growth.extend(later)
+                self.growth.fromlist(later)
         admitted, cached, last_token_times = start or plan_start(plan)
         for time in last_token_times:
             assert time is not None, "a sequence that decodes has got a token"

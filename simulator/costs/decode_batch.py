@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.attention_times import deviation
+from simulator.costs.cost import FEW_STEPS
 from simulator.costs.curve import Curve
 from simulator.costs.deviation import DeviationBatch
-
-_FEW_STEPS = 16  # up to this many steps are priced faster one by one than as arrays
 
 
 class DecodeBatch:
@@ -60,7 +59,7 @@ class DecodeBatch:
         if self.gain or self.uneven:  # all contexts grow alike, so their deviation stays
             spread = deviation(num_decodes, total, work.num_squared_context_tokens)
         offset = self.gain * spread
-        if num_steps <= _FEW_STEPS:
+        if num_steps <= FEW_STEPS:
             few = [each / num_decodes + offset for each in range(total, total + num_steps * num_decodes, num_decodes)]
             return few[0], few[-1], [self._time(context, spread) for context in few]
         contexts = work.contexts(num_steps) / num_decodes + offset

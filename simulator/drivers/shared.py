@@ -11,7 +11,7 @@ from simulator.arrivals import NEVER
 from simulator.drivers.phases import ENDS, PLANS, Call, Clock
 from simulator.replica import Replica, Run
 
-_FIRST_REACH = 32  # steps: to price so many at once takes hardly longer than one, and an event as long as hundreds
+_FIRST_REACH = 8  # steps: a busy server gets a request every few steps, and so few are priced fastest
 
 
 class Shared:
