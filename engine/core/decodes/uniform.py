@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import abc
+from typing import Any
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import NEVER, Decodes, can_be_found
@@ -174,8 +175,10 @@ class UniformDecodes(Decodes):
 
 def _growth(ahead: int, due: dict[Sequence, list[int]], taken: list[int]) -> BlockGrowth:
     """Append `taken` to the block tables that are due, one to each."""
-    for number, table in enumerate(due.values()):
-        table.append(taken[number])
+    tables: list[list[Any]] = [*due.values()]
+    ids: list[Any] = taken  # a compiled core would make new objects of numbers
+    for number, table in enumerate(tables):
+        table.append(ids[number])
     return BlockGrowth(ahead, list(due), taken)
 
 

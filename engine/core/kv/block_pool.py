@@ -207,7 +207,8 @@ class BlockPool:
             if self.has_one_queue:
                 self._queue[_Segment(private, [], 0)] = None
             else:
-                self._free.extend(reversed(private))
+                private.reverse()
+                self._free += private
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
         if self._cached_size > 1:
