@@ -8,6 +8,7 @@ them. A driver (`simulator.drivers`) lets the time between these pass:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -19,7 +20,7 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
-from simulator.costs.cost import CostModel
+from simulator.costs.cost import FEW_STEPS, CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
@@ -301,7 +302,8 @@ class Replica:
         """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""
         if wait <= 0 and self.scheduler.plans_ahead:
             return 1  # in time for the step that is planned when this one begins
-        return self._whole_plans(int(ends.searchsorted(wait)))
+        step = bisect_left(ends.tolist(), wait) if len(ends) <= FEW_STEPS else int(ends.searchsorted(wait))
+        return self._whole_plans(step)
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 
-FEW_STEPS = 16  # up to this many decode steps are priced faster one by one than as arrays
+FEW_STEPS = 16  # up to this many decode steps are faster one by one than as arrays
 
 
 class CostModel(Protocol):
