@@ -48,7 +48,9 @@ class PlanLog:
             later: list[int] = []
             for each in plan.growth:
                 if each.ahead:
-                    later += (self.num_plans, each.ahead, len(each.blocks))
+                    later.append(self.num_plans)
+                    later.append(each.ahead)
+                    later.append(len(each.blocks))
             if later:
                 self.growth.fromlist(later)
         admitted, cached, last_token_times = start or plan_start(plan)

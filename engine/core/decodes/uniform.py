@@ -111,11 +111,12 @@ class UniformDecodes(Decodes):
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
         now, size, boundary = self.clock.step, self._block_size, self._boundary
-        steps = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
+        steps = self._growth_steps(num_steps)
         if not steps:
             return []
-        taken = blocks.take_each([len(due) for _, due in steps])
-        return [_growth(ahead, due, taken[number]) for number, (ahead, due) in enumerate(steps)]
+        due = [boundary[(now + ahead) % size] for ahead in steps]
+        taken = blocks.take_each([len(each) for each in due])
+        return [_growth(ahead, due[number], taken[number]) for number, ahead in enumerate(steps)]
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
         if num_free_blocks >= (limit // self._block_size + 1) * len(self.sequences):

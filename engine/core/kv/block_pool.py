@@ -151,11 +151,14 @@ class BlockPool:
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
         find than to take."""
-        total, num_uncached = sum(counts), len(self._free)
-        if total <= num_uncached or self._cached_size > 1:
+        if self._cached_size > 1:
             return [self.take(count) for count in counts]
+        total, num_uncached = sum(counts), len(self._free)
         self.num_free -= total
-        blocks, self._free = self._free[::-1], []  # in the order in which they go
+        split = max(0, num_uncached - total)
+        blocks = self._free[split:]
+        del self._free[split:]
+        blocks.reverse()  # in the order in which they go
         while (missing := total - len(blocks)) > 0:
             blocks += reversed(self._dequeue(missing))
         parts, end = [], 0
