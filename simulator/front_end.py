@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from engine.core.routing.draws import draw
@@ -29,7 +29,7 @@ class FrontEnd:
 
     Args:
         arrivals: of the clients.
-        prompt_tokens: of each row.
+        prompt_tokens: of each row; needed from its arrival until it is seen.
 
     Attributes:
         next_ns: as of `Arrivals`. Where no end of a request changes when another arrives, it is when an engine sees the
@@ -37,7 +37,11 @@ class FrontEnd:
     """
 
     def __init__(
-        self, arrivals: Arrivals, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int
+        self,
+        arrivals: Arrivals,
+        times: FrontEndTimes,
+        prompt_tokens: Sequence[int] | Mapping[int, int],
+        num_processes: int,
     ) -> None:
         self._arrivals = arrivals
         self._request_ns, self._latency_ns = times.request_ns, times.latency_ns
@@ -152,7 +156,7 @@ class SecondFrontEnd:
     """
 
     def __init__(self, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int) -> None:
-        self._coming = _Coming()
+        self._coming = Coming()
         self._prompt_tokens, self._prompt_token_ns = prompt_tokens, times.prompt_token_ns
         self._front_end = FrontEnd(self._coming, times._replace(prompt_token_ns=0.0), prompt_tokens, num_processes)
 
@@ -171,7 +175,7 @@ class SecondFrontEnd:
         return [row for _, row in self._front_end.pop_due(now_ns)]
 
 
-class _Coming:
+class Coming:
     """Arrivals that are told one by one."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from harness.config import (
     SessionsArrival,
     TraceArrival,
 )
-from harness.config.schema.arrivals import RECORDED
+from harness.config.schema.traffic.arrivals import RECORDED
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from harness.workload.trace import Trace

@@ -17,7 +17,7 @@ from typing import Any
 
 import simpy
 
-from simulator.drivers.agenda import Agenda
+from simulator.drivers.timetable import Timetable
 
 ENDS, READINGS, HANDOVERS, ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6  # ENDS is the priority of SimPy's time-outs
 
@@ -30,11 +30,11 @@ class Clock(simpy.Environment):
 
     def __init__(self) -> None:
         super().__init__()
-        self.agenda = Agenda(self)
+        self.timetable = Timetable(self)
 
     def run(self, until: None = None) -> None:
         """All events in order until none is left."""
-        self.agenda.run()
+        self.timetable.run()
 
 
 class Phase(simpy.Event):

@@ -27,7 +27,8 @@ from harness.errors import ConfigError
 from simulator.fleet_system import FleetSystem
 
 _LAST_S = 5  # that requests under way have after an interrupt
-_YOUNG = 5_000  # objects that are made before a collection of the youngest
+_YOUNG = 5_000  # objects that are made before a collection of the youngest: half a millisecond
+_ROUNDS = 200  # of these before one of all that was made since, which stops a server for some 50 ms
 _BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -146,7 +147,7 @@ def _short_collections() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 10, 100)
+    gc.set_threshold(_YOUNG, _ROUNDS, 10)
     try:
         yield
     finally:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.config.schema.reader import nearest
-from harness.config.schema.trace_files import TimeUnit
+from harness.config.schema.traffic.reader import nearest
+from harness.config.schema.traffic.trace_files import TimeUnit
 from harness.errors import TraceError
 from harness.workload.rows import value_checks
 from harness.workload.rows.common_names import likely_columns

@@ -59,6 +59,13 @@ def _as_text(value: object) -> str:
 
 def numbers_from_json(values: Sequence[object]) -> Numbers:
     """Takes JSON numbers as they are; null counts as missing, text and booleans as no number."""
+    if set(map(type, values)) <= {int, float}:
+        try:
+            known = np.array(values, dtype=np.float64)
+        except OverflowError:  # an integer beyond all floats
+            known = np.array([np.inf])
+        if (np.abs(known) <= MAX_EXACT).all():
+            return Numbers(known, np.zeros(len(known), dtype=bool))
     return Numbers(np.array([_as_float(value) for value in values]), np.array([value is None for value in values]))
 
 

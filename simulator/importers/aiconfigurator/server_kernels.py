@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.importers.aiconfigurator.experts import timed_kernels
+from simulator.importers.aiconfigurator.experts.kernels import timed_kernels
 from simulator.models.experts import Experts
 from simulator.models.latent import Latent
 from simulator.models.model import Model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine.fuzz.fuzz_workloads import OWN_POLICY
+from tests.engine.fuzz.fuzz_options import OWN_POLICY
 from tests.engine.fuzz.mutants.mutant import Mutant
 
 _OWN = ("--policy", OWN_POLICY)

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from harness.config import MetricsConfig, SloConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.errors import TwinServeError
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
@@ -162,7 +163,8 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
     summary = json.loads((folders[0] / "summary.json").read_text(encoding="utf-8"))
     (folders[0] / "summary.json").write_text(json.dumps(summary | {"notes": ["drafts were [bold]assumed"]}))
     stream, out = io.StringIO(), tmp_path / "out"
-    paths, left_out = write_comparison(folders, out, console=Console(file=stream, width=100))
+    plot = PlotConfig(formats=("png",))
+    paths, left_out = write_comparison(folders, out, plot, console=Console(file=stream, width=100))
     assert left_out == ["bad"]
     assert sorted(paths) == sorted(out.iterdir())
     names = ["comparison.parquet", "comparison.csv", "configurations.csv"]
@@ -186,6 +188,7 @@ def test_undefined_numbers_are_dashes_in_the_combined_table(tmp_path: Path) -> N
     assert combine(folders)["median_ttft_ms"].isna().tolist() == [False, True]
     stream = io.StringIO()
     write_comparison(folders, tmp_path / "out", console=Console(file=stream, width=100))
+    assert not list(tmp_path.rglob("*.png")), "nobody asked for files of figures"
     assert "–" in stream.getvalue() and "nan" not in stream.getvalue()
 
 

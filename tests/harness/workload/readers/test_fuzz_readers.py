@@ -21,7 +21,7 @@ from harness.config import (
     ShareGptTrace,
     TraceArrival,
 )
-from harness.config.schema.trace_files import BailianTrace, OtelTrace, ServeGenTrace, TraceLabTrace, WekaTrace
+from harness.config.schema.traffic.trace_files import BailianTrace, OtelTrace, ServeGenTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities
