@@ -169,7 +169,7 @@ MUTANTS = (
                 "            for request in held:\n                self._send(",
                 "            for request in reversed(held):\n                self._send("),
     FleetMutant("a dead server is believed to have its prefixes", DESK,
-                "            self._estimate = PrefixEstimate(self.num_blocks)\n", "            pass\n"),
+                "            self._estimate = PrefixEstimate(self._num_known)\n", "            pass\n"),
     FleetMutant("what was coming to a dead server still is", DESK, "            self._coming.clear()\n",
                 "            pass\n"),
     FleetMutant("what comes is behind the device, too", DESK, "max(0, on_device + behind - num_coming)", "behind"),
