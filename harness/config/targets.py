@@ -26,7 +26,7 @@ from typing import Any
 
 from engine.core.policies import POLICIES
 from engine.core.routing import ROUTERS
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 
 _imported: dict[str, Any] = {}
