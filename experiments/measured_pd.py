@@ -5,14 +5,15 @@ for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NI
 has the scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted.
 What the manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a
 sequence. The router reads metrics every 50 ms, as its endpoint picker does by default. A request passes vLLM's front
-end on both of its servers; what the router takes to tokenise it is not simulated. Assumed: the network's rate and
-latency, as in conf/network/rdma_400g.yaml.
+end on both of its servers, and before the router chooses that of one of those for prompts, which tokenises it for the
+router (`render/multi-tier/service.yaml` of the guide). Assumed: the network's rate and latency, as in
+conf/network/rdma_400g.yaml.
 
-`random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5
-prompts with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to
-40 requests/s with pauses of 60 s. Half of the model's layers have a sliding window, and vLLM keeps what they computed
-of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the 12,740
-blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
+`random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5 prompts
+with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to 40
+requests/s (`experiments/inference_perf.py`). Half of the model's layers have a sliding window, and vLLM keeps what they
+computed of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the
+12,740 blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
 (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
 it counts with 0.4 (`cpu_aware`).
 """
