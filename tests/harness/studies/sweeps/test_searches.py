@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,32 +22,29 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "_waiting", [])
-    monkeypatch.setattr(searches, "_most_workers", [1])
-
-
 def test_several_run_at_a_time() -> None:
     both = threading.Barrier(2, timeout=5)
-    searches._waiting += [both.wait, both.wait]  # type: ignore[list-item]
-    searches.run_all()
-    assert not searches._waiting and not both.broken
+    found = searches.Searches(1)
+    for _ in range(2):
+        found.add(both.wait)
+    found.wait()
+    assert not both.broken
 
 
 def test_an_interrupt_begins_no_other() -> None:
     begun: list[int] = []
-    goes_on = threading.Event()
 
     def job(number: int) -> None:
         begun.append(number)
         if number == 0:
             raise KeyboardInterrupt
-        goes_on.wait(0.05)
+        time.sleep(0.05)
 
-    searches._waiting += [partial(job, number) for number in range(9)]
+    found = searches.Searches(1)
+    for number in range(9):
+        found.add(partial(job, number))
     with pytest.raises(KeyboardInterrupt):
-        searches.run_all()
+        found.wait()
     assert len(begun) <= 4
 
 
