@@ -8,6 +8,7 @@ them. A driver (`simulator.drivers`) lets the time between these pass:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -19,11 +20,11 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
-from simulator.costs.cost import CostModel
+from simulator.costs.cost import FEW_STEPS, CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
-_LONGEST_RUN_NS = 1 << 62
+_LONGEST_RUN_NS = 1 << 61
 _GROWTH = 8  # times as many steps, since to price many at once takes hardly longer than to price one
 _TOO_LONG = "longer than a simulation can last: check the units of the device's rates"
 
@@ -57,21 +58,18 @@ class Observer(Protocol):
     def on_commit(self, outcome: StepOutcome) -> None: ...
 
 
-class Source(Protocol):
-    """Where a replica fetches requests from, if they are not brought to it."""
+class Source:
+    """Where a replica fetches requests from; as it stands, of one to which they are brought when they arrive.
 
-    next_ns: int  # no request comes before this time, unless one that runs now ends; NEVER where none does
+    Attributes:
+        next_ns: no request comes before this time, unless one that runs now ends; NEVER where none does.
+    """
+
+    def __init__(self) -> None:
+        self.next_ns = NEVER
 
     def dispatch(self, until_ns: int) -> None:
         """Submit all requests that arrive up to `until_ns`."""
-
-
-class Pushed:
-    """The source of a replica to which requests are brought when they arrive."""
-
-    next_ns = NEVER
-
-    def dispatch(self, until_ns: int) -> None: ...
 
 
 class Replica:
@@ -122,13 +120,13 @@ class Replica:
         self.observer = observer
         self.cost_model = cost_model
         self.compress = compress
-        self.source: Source = Pushed()
+        self.source = Source()
         self.on_finish: Callable[[Request, int], None] = lambda request, now_ns: None
         self.on_first_token: Callable[[Request], None] | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self.reach = NEVER
-        self.outlook: Source = self.source
+        self.outlook = self.source
         self.last_step_ns = 0
         self.tells = False
         self._lookahead = max_lookahead_steps
@@ -293,7 +291,7 @@ class Replica:
         else:
             durations, ends = price
             self._under_way = None
-            plan = scheduler.extend(plan, len(ends))
+            scheduler.extend(plan, len(ends))
             end, last = now + ends.item(-1), durations.item(-1)
             self.observer.on_step(plan, now, durations)
         if end > _LONGEST_RUN_NS:
@@ -334,7 +332,8 @@ class Replica:
         """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""
         if wait <= 0 and self.scheduler.plans_ahead:
             return 1  # in time for the step that is planned when this one begins
-        return self._whole_plans(int(ends.searchsorted(wait)))
+        step = bisect_left(ends.tolist(), wait) if len(ends) <= FEW_STEPS else int(ends.searchsorted(wait))
+        return self._whole_plans(step)
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

@@ -100,9 +100,3 @@ class BaseRouter:
 
     def __init__(self, options: Any) -> None:
         self.options = options
-
-
-def least_busy(servers: abc.Sequence[ServerView]) -> int:
-    """The server with the fewest requests that have not ended; of several with as few, the first."""
-    counts = [server.num_requests for server in servers]
-    return counts.index(min(counts))

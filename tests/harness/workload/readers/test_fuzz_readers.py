@@ -154,7 +154,7 @@ def check_arrivals(trace: Trace, arrival: ArrivalConfig) -> None:
     try:
         make_arrivals(trace, arrival, np.random.default_rng(0))
     except ConfigError as error:
-        assert "292 years" in str(error)
+        assert "146 years" in str(error)
 
 
 def run_cases(folder: Path, name: str, count: int) -> int:
