@@ -127,7 +127,7 @@ def points(data: Path, selected: Selected, every: int = 1) -> Found:
 def kernels(data: Path, backend: str, system: str, server: PublicServer) -> str:
     """The profile out of the package that `data` lies in, as in `cost.profile`."""
     if backend == "trtllm":
-        return trtllm_kernels(data, system, server)
+        return trtllm_kernels(data, system, server)[0]
     return f"aiconfigurator:{data.resolve().parent}:{system}"
 
 

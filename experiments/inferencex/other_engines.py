@@ -1,6 +1,6 @@
 """Servers of other engines than vLLM in silicon_sample.csv.
 
-Those of SGLang are simulated as SGLang 0.5.23, InferenceX's as their scripts say (`sglang_servers`), others with its
+Servers of SGLang are simulated as SGLang 0.5.23, InferenceX's as their scripts say (`sglang_servers`), others with its
 own defaults, and the times of the kernels of their version: the newest tables up to it that have the model, or else
 the next newer ones. The package has few versions; those of aic-core/src/aiconfigurator_core of ai-
 dynamo/aiconfigurator at commit 095f58a51c4c are read beside it. Of nightly builds they are the newest. NVIDIA's of
@@ -8,9 +8,11 @@ dynamo/aiconfigurator at commit 095f58a51c4c are read beside it. Of nightly buil
 that it made these servers is likely, not stated); those of Qwen3-32B, 0.5.1 and 0.5.8, do not, as their long TTFT
 shows.
 
-Those of TensorRT-LLM are simulated by its scheduler with the times of its kernels (1.3.0rc20); InferenceX's as their
-scripts say (`trtllm_servers`). The kernels of gpt-oss are Triton's on Hopper, which vLLM calls too, and on Blackwell
-those that SGLang calls through FlashInfer (`experts.KERNELS`).
+Those of TensorRT-LLM are simulated by its scheduler, InferenceX's as their scripts say (`trtllm_servers`), with the
+newest times of its kernels. The experts of gpt-oss are Triton's on Hopper, a package of its own that each version
+takes as it was: for gpt-oss there tables are chosen as for SGLang, and rows of `gpt-oss-dev` or without a version, all
+of 2025, get the oldest (1.2.0rc5). On Blackwell its experts are those that SGLang calls through FlashInfer
+(`experts.KERNELS`).
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ _MODELS: dict[str, tuple[str, dict[str, str]]] = {
 _NVIDIAS = ("Qwen/Qwen3-235B-A22B-FP8", "Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B-Instruct")
 _WHY = "simulated as the newest vLLM"
 _UNMIXED = ("Qwen/Qwen3-32B",)
-_SEATS = 128
 _HOPPER = ("h100_sxm", "h200_sxm")
-_NEWEST = "0.5.14"  # tables of SGLang's kernels, where the package has none
-_VERSION = re.compile(r"\d+\.\d+\.\d+(\.post\d+)?")
+_NEWEST = {"sglang": "0.5.14", "trtllm": "1.3.0rc20"}  # tables, where the package has none
+_VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+)?(\.post\d+)?")
+_OLDEST = "0.0.0"
+_KERNEL = {"fp8": "+static_scales", "mxfp4": "+mxfp4_mxfp8"}  # of TensorRT-LLM, by the format of the weights
 DEVICES = {
     "a100_sxm": "a100-80gb", "h100_sxm": "h100-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300",
     "gb200": "gb200", "gb300": "gb300",
@@ -85,10 +88,9 @@ def of_trtllm(server: PublicServer, kernels: str) -> PublicServer:
     """`server` as TensorRT-LLM's; `kernels` as in `cost.profile`, "" where they do not matter.
 
     NVIDIA's are taken to be of aiconfigurator's generator of August 2025 (cli/backends/trtllm.py and its template
-    extra_engine_args.1.0.0rc3.yaml.j2, commit 961028348): no chunks, the prompt plus 1,500 tokens and a token for each
-    seat in a step, 0.8 of the memory, and a KV cache in 8 bits with weights in 8 bits. That it made these servers is
-    likely, not stated; 128 seats are taken from the clients of the rows. What the scripts of InferenceX say is added
-    row by row (`trtllm_servers`).
+    extra_engine_args.1.0.0rc3.yaml.j2, commit 961028348): no chunks, 0.8 of the memory, and a KV cache in 8 bits with
+    weights in 8 bits. That it made these servers is likely, not stated. The rest of it, and what the scripts of
+    InferenceX say, is added row by row (`row_servers`, `trtllm_servers`).
     """
     more: dict[str, Any] = {"scheduler": "trtllm", "block_size": 32, "engine.memory_account": "trtllm"}
     more |= {"cost.profile": kernels} if kernels else {}
@@ -97,17 +99,19 @@ def of_trtllm(server: PublicServer, kernels: str) -> PublicServer:
     return server._replace(
         more={**more, "frontend": "none"},
         kv_cache_dtype="auto" if server.quantization == "none" else "fp8",
-        tokens_beyond_prompt=1500 + _SEATS,
         gpu_memory_utilization=0.8,
         why="likely aiconfigurator's generator and client",
     )
 
 
-def trtllm_kernels(silicon: Path, system: str, server: PublicServer) -> str:
-    """The profile of TensorRT-LLM's kernels out of the package that `silicon` lies in, as in `cost.profile`."""
-    kernel = {"fp8": "+static_scales", "mxfp4": "+triton" if system in _HOPPER else "+mxfp4_mxfp8"}
-    name = f"{system}/trtllm/1.3.0rc20{kernel.get(server.quantization, '')}"
-    return f"aiconfigurator:{silicon.resolve().parent}:{name}"
+def trtllm_kernels(
+    silicon: Path, system: str, server: PublicServer, version: str = "", history: Path | None = None
+) -> list[str]:
+    """Profiles of TensorRT-LLM's kernels, as in `cost.profile`: those of Triton's experts in its version first."""
+    if server.quantization == "mxfp4" and system in _HOPPER:
+        asked = version if not version or _VERSION.fullmatch(version) else _OLDEST
+        return [f"{each}+triton" for each in _profiles("trtllm", silicon, system, asked, history)]
+    return [each + _KERNEL.get(server.quantization, "") for each in _profiles("trtllm", silicon, system, "", None)]
 
 
 def sglang_kernels(silicon: Path, system: str, version: str = "", history: Path | None = None) -> list[str]:
@@ -115,19 +119,23 @@ def sglang_kernels(silicon: Path, system: str, version: str = "", history: Path 
 
     Args:
         silicon: lies in the package of the newest tables.
-        version: as rows have it; of one that is no release, the newest.
+        version: as rows have it; of "" or one that is no release, the newest.
         history: folder of aiconfigurator_core with old tables.
     """
+    return _profiles("sglang", silicon, system, version if _VERSION.fullmatch(version) else "", history)
+
+
+def _profiles(backend: str, silicon: Path, system: str, version: str, history: Path | None) -> list[str]:
     package = silicon.resolve().parent
-    newest = max(_versions(package, system), key=_numbers, default=_NEWEST)
+    newest = max(_versions(package, system, backend), key=_numbers, default=_NEWEST[backend])
     found = {newest: package}  # which has old versions in part only
-    if history is not None and _VERSION.fullmatch(version):
-        found = _versions(find_root(history.resolve()), system) | found
+    if history is not None and version:
+        found = _versions(find_root(history.resolve()), system, backend) | found
     asked = _numbers(version) or _numbers(newest)
     known = sorted(found, key=_numbers)
     before = sum(_numbers(each) <= asked for each in known)
     chosen = [*known[max(before - 1, 0) :], *reversed(known[: max(before - 1, 0)])]
-    return [f"aiconfigurator:{found[each]}:{system}/sglang/{each}" for each in chosen]
+    return [f"aiconfigurator:{found[each]}:{system}/{backend}/{each}" for each in chosen]
 
 
 def is_untimed(error: TwinServeError) -> bool:
@@ -135,9 +143,9 @@ def is_untimed(error: TwinServeError) -> bool:
     return str(error).startswith("cost.profile=")
 
 
-def _versions(root: Path, system: str) -> dict[str, Path]:
-    """The versions of SGLang whose products were timed."""
-    timed = (root / "data" / system / "gemm" / "sglang").glob("*/gemm_perf.parquet")
+def _versions(root: Path, system: str, backend: str) -> dict[str, Path]:
+    """The versions of an engine whose products were timed."""
+    timed = (root / "data" / system / "gemm" / backend).glob("*/gemm_perf.parquet")
     return {path.parent.name: root for path in timed if _VERSION.fullmatch(path.parent.name)}
 
 

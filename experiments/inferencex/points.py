@@ -20,18 +20,9 @@ import pandas as pd
 
 from experiments import RESULTS
 from experiments.board.point import Found, Point, loop_throughput, refusal
-from experiments.inferencex import sglang_servers, trtllm_servers
 from experiments.inferencex.load import Load
-from experiments.inferencex.other_engines import (
-    DEVICES,
-    ENGINES,
-    is_untimed,
-    of_sglang,
-    of_trtllm,
-    other_server,
-    sglang_kernels,
-    trtllm_kernels,
-)
+from experiments.inferencex.other_engines import DEVICES, ENGINES, other_server
+from experiments.inferencex.row_servers import RowServers
 from experiments.inferencex.simulation import CaseRows
 from harness.engines.resolving.known_error import CLOSED_LOOP, RunClass, run_class
 from harness.errors import MeasuredRunError, TwinServeError
@@ -47,8 +38,6 @@ _FITTED = {("Llama-3.1-70B FP8", "h100-80gb", None), ("Qwen3-32B", "h100-80gb", 
 _MOST_GPUS = 8
 _COLUMNS = ("backend", "model_path", "precision", "system")
 _UNDATED = "the day on which these rows were measured is not known"
-_SCRIPTS = {"sglang": sglang_servers.of_load, "trtllm": trtllm_servers.of_load}  # of InferenceX
-_LAYOUT = ("tensor_parallel_size", "data_parallel_size", "expert_parallel")
 _DIGITS = {"ttft_ms": 1, "tpot_ms": 2}  # to which the file has some rows twice
 
 
@@ -108,15 +97,11 @@ def points(
 ) -> Found:
     """The points of the rows of a server; `every` n-th of them. `history` has old tables of SGLang's kernels."""
     backend, model_path, precision, system, place, version = selected
-    server: PublicServer | None = None
-    if backend == "vllm":
-        server = None if place is None else SERVERS[place]
-    elif (server := other_server(model_path, precision, system)) is not None and backend == "sglang":
-        named = sglang_kernels(data, system, version, history) if cost == "profiled" else [""]
-        of_tables = [of_sglang(server, each)._replace(row_version=version) for each in named]
-        server = next((each for each in of_tables if _is_timed(each, data)), of_tables[0])
-    elif server is not None and backend == "trtllm":
-        server = of_trtllm(server, trtllm_kernels(data, system, server) if cost == "profiled" else "")
+    server = None if place is None else SERVERS[place]
+    of_rows: RowServers | None = None
+    if backend != "vllm" and (newest := other_server(model_path, precision, system)) is not None:
+        of_rows = RowServers(newest._replace(row_version=version), data, backend, system, cost, history)
+        server = of_rows.of_version(version)
     if server is None:
         reason = _UNDATED if _servers(selected) else "no server is known for these rows"
         return Found([], _left_out(data, selected, reason))
@@ -131,7 +116,7 @@ def points(
     unsimulated.pop(_APART, None)  # for which there is `apart`
     if is_repeated.any():
         unsimulated["repeated"] = unsimulated.get("repeated", 0) + int(is_repeated.sum())
-    each_day = _days(data)
+    each_day, versions = _days(data), _versions(data)
     cases: dict[str, CaseRows] = {}
     for place in np.flatnonzero(~is_repeated)[::every].tolist():
         try:
@@ -139,9 +124,9 @@ def points(
             if num_gpus(row) > _MOST_GPUS:
                 raise TwinServeError(f"more than {_MOST_GPUS} GPUs, which are no plain tensor parallelism")
             case = rows
-            if (scripts := _SCRIPTS.get(backend)) and server.length_ratio != 1:
+            if of_rows is not None:
                 load = Load(each_day[row.id], num_gpus(row), int(row.isl), int(row.osl), int(row.concurrency))
-                asked = scripts(server, load)
+                asked = of_rows.of_row(version or versions[row.id][0], load)
                 name = str(asked)
                 case = cases[name] = cases.get(name) or CaseRows(asked, data, backend, [f"cost={cost}"])
             simulated = case.simulate(only=[place])
@@ -155,20 +140,8 @@ def points(
         return Found([], unsimulated)
     table = pd.concat(chosen, ignore_index=True)
     table["excluded"] = [server.excluded or reason for reason in contradicted(table)]
-    versions = _versions(data)
     found = [_point(row, server, ENGINES[backend], versions) for row in table.itertuples(index=False)]
     return Found(found, unsimulated)
-
-
-def _is_timed(server: PublicServer, data: Path) -> bool:
-    """Whether the tables of a server of SGLang have what the layouts of its rows need."""
-    try:
-        rows = CaseRows(server, data, "sglang", ["cost=profiled"])
-        for place in rows.rows.table.drop_duplicates(list(_LAYOUT)).index:
-            rows.system(place)
-    except TwinServeError as error:
-        return not is_untimed(error)
-    return True
 
 
 def _point(row: Any, server: PublicServer, engine: str, versions: dict[str, tuple[str, str]]) -> Point:

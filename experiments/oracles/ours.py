@@ -77,7 +77,10 @@ def as_sglang(options: SglangOptions) -> SchedulerOptions:
 
 def as_trtllm(options: TrtllmOptions) -> SchedulerOptions:
     """The options with which the core decides as TensorRT-LLM does."""
-    own = ("capacity_scheduler_policy", "context_chunking_policy")
+    own = (
+        "capacity_scheduler_policy", "context_chunking_policy", "batch_wait_timeout_iters",
+        "batch_wait_max_tokens_ratio",
+    )  # fmt: skip
     return SchedulerOptions(
         policy="trtllm",
         options={name: getattr(options, name) for name in own},

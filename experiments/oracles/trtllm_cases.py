@@ -15,6 +15,8 @@ class TrtllmOptions(Options):
 
     capacity_scheduler_policy: str = "guaranteed_no_evict"
     context_chunking_policy: str = "first_come_first_served"
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class TrtllmGroup:
 
     options: dict[str, Any] = field(default_factory=dict)
     stops: bool = False
+    waits: bool = False  # prompts for more of them, while others decode
 
 
 _OVERLAP = {"async_scheduling": True}
@@ -47,6 +50,10 @@ GROUPS = {
     "static batch": TrtllmGroup(_STATIC, stops=True),
     "static batch, whole prompts": TrtllmGroup(_STATIC | _WHOLE, stops=True),
     "static batch, overlap": TrtllmGroup(_STATIC | _OVERLAP),
+    "no evict, batch wait": TrtllmGroup(stops=True, waits=True),
+    "no evict, batch wait, whole prompts": TrtllmGroup(_WHOLE, stops=True, waits=True),
+    "no evict, batch wait, overlap": TrtllmGroup(_OVERLAP, waits=True),
+    "max utilization, batch wait": TrtllmGroup(_MAX, stops=True, waits=True),
 }
 
 
@@ -66,6 +73,9 @@ def make_case(name: str, seed: int) -> Case:
         max_model_len=longest,
     )
     options = replace(options, **group.options)
+    if group.waits:
+        timeout, ratio = random.choice([1, 3, 10]), random.choice([0.25, 0.5, 1.0])
+        options = replace(options, batch_wait_timeout_iters=timeout, batch_wait_max_tokens_ratio=ratio)
     if not options.enable_chunked_prefill:
         options = replace(options, max_num_batched_tokens=max(max_num_seqs, longest) + random.randint(1, 16))
     requests = make_requests(Group(stops=group.stops), random, longest, is_starved)

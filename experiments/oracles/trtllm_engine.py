@@ -78,6 +78,15 @@ class LlmRequest:
             self.position = num_cached
             self.context_chunk_size = min(size, self.prompt_len - num_cached)
 
+    def num_to_compute(self, *, cut: bool) -> int:
+        """Tokens that the next chunk computes, which begins behind what is stored; the whole prompt if it is not
+        `cut`."""
+        size = self.context_chunk_size if cut else self.context_remaining_length
+        num_stored = max(0, self.estimated_reusable_tokens - self.position) if self.is_first_context_chunk else 0
+        if num_stored and num_stored + size >= self.context_remaining_length:
+            size = self.context_remaining_length - num_stored
+        return max(1, size)
+
     def pause(self) -> None:
         """Compute all again, what was generated as part of the prompt."""
         self.max_new_tokens -= len(self.tokens) - self.prompt_len
@@ -116,6 +125,7 @@ class TrtllmEngine:
         self._waiting: list[LlmRequest] = []
         self._active: list[LlmRequest] = []
         self._in_flight: tuple[_Tokens, Step] | None = None
+        self._num_waited = 0
 
     @property
     def is_idle(self) -> bool:
@@ -136,7 +146,8 @@ class TrtllmEngine:
             req.pause()
             self._cache.remove_sequence(req, num_computed)
         step = Step({}, [], {req.request_id for req in output.paused_requests})
-        self._prepare(step, output.context_requests, output.generation_requests)
+        contexts = self._not_held_back(output.context_requests, output.generation_requests)
+        self._prepare(step, contexts, output.generation_requests)
         self.steps.append(step)
         before, self._in_flight = self._in_flight, None
         if not step.computed and not output.paused_requests and before is None:
@@ -144,16 +155,29 @@ class TrtllmEngine:
         if self._options.async_scheduling:
             if before is not None:
                 self._take_tokens(*before)
-            flight = self._launch(output.context_requests, output.generation_requests), step
+            flight = self._launch(contexts, output.generation_requests), step
             if before is not None:
                 self._release(*before)
             self._note(step)
             self._in_flight = flight if step.computed else None
         else:
             self._note(step)
-            flight = self._launch(output.context_requests, output.generation_requests), step
+            flight = self._launch(contexts, output.generation_requests), step
             self._take_tokens(*flight)
             self._release(*flight)
+
+    def _not_held_back(self, contexts: list[LlmRequest], decodes: list[LlmRequest]) -> list[LlmRequest]:
+        """`_waiting_requests` and `_compute_scheduled_tokens`: `contexts`, or nobody if they wait for more."""
+        if not contexts or not decodes:
+            return contexts
+        options = self._options
+        num_tokens = len(decodes) + sum(each.num_to_compute(cut=options.enable_chunked_prefill) for each in contexts)
+        is_enough = num_tokens >= options.batch_wait_max_tokens_ratio * options.max_num_batched_tokens
+        if is_enough or self._num_waited >= options.batch_wait_timeout_iters:
+            self._num_waited = 0
+            return contexts
+        self._num_waited += 1
+        return []
 
     def _prepare(self, step: Step, contexts: list[LlmRequest], decodes: list[LlmRequest]) -> None:
         """Give the requests of a step their blocks."""

@@ -6,7 +6,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from engine.engine_config import KVDtype, default_block_size
 from harness.config.schema.allocator import AllocatorConfig, PagedAllocator
-from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.schema.changes import AutoscalerConfig, FailureConfig
 from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, PoolConfig, RouterConfig
@@ -22,7 +21,8 @@ from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ObserveConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig
-from harness.config.schema.workload import TraceConfig
+from harness.config.schema.traffic.arrivals import ArrivalConfig
+from harness.config.schema.traffic.workload import TraceConfig
 
 
 class RunKeys(ConfigModel):

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.results.slo import LIMITED
+from harness.results.measures.slo import LIMITED
+from harness.results.measures.unserved import HEADING, unserved_text
 from harness.results.statistics.latencies import percentile_name
-from harness.results.unserved import HEADING, unserved_text
 
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
@@ -35,9 +35,9 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
 
 def scheduler_text(summary: Mapping[str, Any]) -> str | None:
     """The policy; vLLM where all settings of the servers' schedulers are of vLLM."""
-    line = summary.get("vllm_command")  # it names what vLLM has no flag for
-    is_other = not line or "scheduler." in line.partition("not in vLLM")[2]
-    return summary.get("policy") if is_other else "vLLM"
+    line = summary.get("vllm_command") or ""  # it names what vLLM has no flag for; SGLang's, with its scheduler
+    is_vllms = "vllm serve" in line and "scheduler." not in line.partition("not in vLLM")[2]
+    return "vLLM" if is_vllms else summary.get("policy")
 
 
 def _headline(summary: Mapping[str, Any]) -> Text:

@@ -11,8 +11,9 @@ import pytest
 from experiments.inferencex import sglang_servers, trtllm_servers
 from experiments.inferencex.fit import with_synchronous
 from experiments.inferencex.load import Load
-from experiments.inferencex.other_engines import of_sglang, of_trtllm, other_server, sglang_kernels
+from experiments.inferencex.other_engines import of_sglang, of_trtllm, other_server, sglang_kernels, trtllm_kernels
 from experiments.inferencex.points import points, selections
+from experiments.inferencex.row_servers import generated
 from experiments.inferencex.simulation import CaseRows
 from harness.errors import TwinServeError
 from harness.measured.public_servers import SERVERS, PublicServer
@@ -129,6 +130,32 @@ def test_tables_of_sglang_are_those_of_its_version_first(tmp_path: Path) -> None
         assert [each.rpartition("/")[2] for each in found] == names
         assert [tmp_path.name in each and "/package:" in each for each in found] == [name == "0.5.14" for name in names]
     assert [each.rpartition("/")[2] for each in sglang_kernels(silicon, "h200_sxm", "0.5.6.post2")] == ["0.5.14"]
+
+
+def test_tables_of_tensorrt_llm_are_the_newest_but_of_tritons_experts(tmp_path: Path) -> None:
+    for root, names in {"package": ["1.3.0rc20"], "old": ["1.0.0rc3", "1.2.0rc5", "1.3.0rc20"]}.items():
+        for name in names:
+            folder = tmp_path / root / "data" / "h200_sxm" / "gemm" / "trtllm" / name
+            folder.mkdir(parents=True)
+            (folder / "gemm_perf.parquet").touch()
+    silicon, history = tmp_path / "package" / "silicon_sample.csv", tmp_path / "old"
+    llama = other_server("meta-llama/Llama-3.1-70B", "fp8", "h200_sxm")
+    gpt_oss = other_server("openai/gpt-oss-120b", "fp4", "h200_sxm")
+    assert llama is not None and gpt_oss is not None
+    for version, first in {"1.1.0rc2.post2": "1.0.0rc3", "gpt-oss-dev": "1.0.0rc3", "1.2.0rc6": "1.2.0rc5"}.items():
+        found = [trtllm_kernels(silicon, "h200_sxm", server, version, history)[0] for server in (llama, gpt_oss)]
+        assert [each.rpartition("/")[2] for each in found] == ["1.3.0rc20+static_scales", f"{first}+triton"]
+
+
+def test_nvidias_servers_have_a_cuda_graph_for_each_number_of_clients() -> None:
+    found = {}
+    for backend, make in {"trtllm": of_trtllm, "sglang": of_sglang}.items():
+        server = other_server("Qwen/Qwen3-32B", "nan", "h100_sxm")
+        assert server is not None
+        made = found[backend] = generated(make(server, "p"), Load("", 1, 2048, 256, 24)).settings()
+        assert made["engine.pads_decodes"] == "false"
+    assert found["trtllm"]["validation.tokens_beyond_prompt"] == "1524"
+    assert "validation.tokens_beyond_prompt" not in found["sglang"]
 
 
 def test_versions_of_sglang_are_servers_of_their_own(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Trtllm(BasePolicy):
             planner.preempt(draft, victim)
         part = take_part(planner, fitting)
         sizes = chunk_sizes(planner, blocks, part, self._share)
-        num_prompt_tokens = sum(each.num_tokens for each, size in sizes.items() if size)
+        num_prompt_tokens = sum(max(1, part.prompts[each].cost(size)) for each, size in sizes.items() if size)
         if self._wait.holds_back(num_prompt_tokens, part.num_decodes, planner.max_num_batched_tokens):
             sizes, fitting.may_change = {}, True
         is_complete = plan_prompts(planner, draft, blocks, sizes, part.budget)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class BatchWait:
-    """Counts the steps for which prompts wait, as `_waiting_requests` of TensorRT-LLM's py_executor.py.
+    """Counts the steps for which prompts wait, as `_waiting_requests` of TensorRT-LLM's py_executor.py; earlier
+    versions reckoned with the whole lengths of the prompts.
 
     Args:
         timeout_iters: for how many steps prompts wait at most; 0: for none.
@@ -20,7 +21,7 @@ class BatchWait:
         """Whether the prompts of the next step wait, which has room for `max_tokens`; never while nobody decodes.
 
         Args:
-            num_prompt_tokens: the whole lengths of those prompts, whatever of them the step would compute.
+            num_prompt_tokens: of those prompts, as many as the step would compute.
         """
         if not num_prompt_tokens or not num_decodes:
             return False

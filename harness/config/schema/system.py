@@ -42,6 +42,8 @@ class SimEngine(ConfigModel):
             of vllm_version.
         max_graph_tokens: tokens of the largest CUDA graph, 0 without graphs, null for vLLM's choice by max_num_seqs;
             of the memory account and of profiles that come with the project.
+        pads_decodes: pad decode steps to the next CUDA graph of SGLang or TensorRT-LLM; false where they have one for
+            each number of sequences (--disable-cuda-graph-padding). Of times of NVIDIA's database.
         all2all_backend: by which kernels data-parallel ranks that share out experts exchange tokens, as vLLM's
             --all2all-backend: an all-gather and a reduce-scatter, its default, or DeepEP's.
     """
@@ -54,6 +56,7 @@ class SimEngine(ConfigModel):
     vllm_version: Text | None = None
     memory_account: Literal["vllm", "vllm_0.17", "vllm_0.9", "vllm_v0", "sglang", "trtllm"] | None = None
     max_graph_tokens: Annotated[int, within("max_graph_tokens")] | None = None
+    pads_decodes: bool = True
     all2all_backend: All2AllBackend = ALL_GATHER
 
     @field_validator("vllm_version", mode="before")

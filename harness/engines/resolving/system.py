@@ -26,6 +26,7 @@ from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.checks import check_fits, check_units
+from simulator.profile.graph_sizes import ENGINES, decode_graphs
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
@@ -74,7 +75,8 @@ def resolve(config: RunConfig) -> System:
     if model.state_bytes() and system.scheduler.enable_prefix_caching:
         scheduler = replace(system.scheduler, enable_prefix_caching=False)
         system = replace(system, scheduler=scheduler, notes=(*system.notes, _NO_CACHED_STATES))
-    system = _with_exchange(_priced(system, graph_tokens(config)), engine.all2all_backend)
+    system = _with_graphs(_priced(system, graph_tokens(config)), graph_tokens(config), is_padded=engine.pads_decodes)
+    system = _with_exchange(system, engine.all2all_backend)
     if drafter is not None:
         own = _drafting(system, drafter)
         system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
@@ -189,6 +191,15 @@ def _with_profile(system: System, max_graph_tokens: int | None) -> System:
     )
     _check_arithmetic(system)
     return replace(system, cost=CostChoice("roofline"), notes=(*system.notes, note))
+
+
+def _with_graphs(system: System, largest: int | None, *, is_padded: bool) -> System:
+    """`system`, whose times of NVIDIA's database are padded to the CUDA graphs of its engine, not to vLLM's."""
+    profile, policy = system.profile, system.scheduler.policy
+    if profile is None or policy not in ENGINES or "database" not in profile.meta.source:
+        return system
+    sizes = decode_graphs(policy, system.max_num_seqs, largest, is_padded=is_padded)
+    return replace(system, profile=Profile(replace(profile.meta, token_buckets=sizes), profile.rows))
 
 
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:

@@ -97,6 +97,8 @@ def test_graphs_leave_less_of_the_memory() -> None:
         ("--schedule-conservativeness 0.3", "scheduler.options.schedule_conservativeness=0.3"),
         ("--scheduler-recv-interval 10", "scheduler.options.scheduler_recv_interval=10"),
         ("--cuda-graph-bs 1 2 32", "engine.max_graph_tokens=32"),
+        ("--cuda-graph-bs 1 2 3", "engine.pads_decodes=false"),
+        ("--disable-cuda-graph-padding", "engine.pads_decodes=false"),
         ('--cuda-graph-config \'{"decode": {"max_bs": 64}}\' --cuda-graph-max-bs 8', "engine.max_graph_tokens=64"),
         ("--cuda-graph-backend-decode disabled", "engine.max_graph_tokens=0"),
         ("--dp 2", "router=round_robin"),

@@ -19,7 +19,7 @@ from simulator.importers import open_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.models.model import Model
-from simulator.profile.graph_sizes import graph_sizes
+from simulator.profile.graph_sizes import decode_graphs, graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import save_profile
 from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, resized, work
@@ -129,6 +129,14 @@ def test_sizes_of_cuda_graphs() -> None:
     assert graph_sizes(16) == (1, 2, 4, 8, 16, 24, 32)
     assert graph_sizes(140)[-3:] == (248, 256, 272)
     assert graph_sizes(10_000)[-1] == 512
+
+
+def test_sizes_of_cuda_graphs_of_other_engines() -> None:
+    assert decode_graphs("sglang", 30, None, is_padded=True) == (1, 2, 4, 8, 12, 16, 24, 30)
+    assert decode_graphs("sglang", 600, 580, is_padded=True)[-5:] == (496, 512, 544, 576, 580)
+    assert decode_graphs("trtllm", 300, None, is_padded=True)[-5:] == (120, 128, 192, 256, 300)
+    assert decode_graphs("trtllm", 300, 3, is_padded=False) == (1, 2, 3)
+    assert decode_graphs("sglang", 30, 0, is_padded=True) == ()
 
 
 def test_a_broken_bundle_is_named(bundle: Path) -> None:

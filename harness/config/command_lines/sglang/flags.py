@@ -121,7 +121,7 @@ _NAMES: dict[tuple[Values, Effect], str] = {
         enable-nan-detection""",
     ("none", "times"): """
         debug-cuda-graph disable-aiter-allreduce-fusion-in-decode disable-aiter-allreduce-fusion-in-prefill
-        disable-attn-tp-gather disable-chunked-prefix-cache disable-cuda-graph-padding disable-custom-all-reduce
+        disable-attn-tp-gather disable-chunked-prefix-cache disable-custom-all-reduce
         disable-flashinfer-cutlass-moe-fp4-allgather disable-shared-experts-fusion disable-tokenizer-batch-decode
         enable-aiter-allreduce-fusion enable-amd-monokernel enable-attn-tp-input-scattered
         enable-deepseek-v4-fp4-indexer enable-dense-mlp-attn-tp enable-dp-lm-head enable-dynamic-batch-tokenizer

@@ -32,7 +32,7 @@ from simulator.sglang_defaults import MOST_PREFILL_TOKENS, page_size
 _OWN: dict[Values, str] = {
     "none": """
         disable-radix-cache disable-overlap-schedule enable-mixed-chunk disable-cuda-graph disable-decode-cuda-graph
-        disable-prefill-cuda-graph""",
+        disable-prefill-cuda-graph disable-cuda-graph-padding""",
     "one": """
         model-path dtype quantization kv-cache-dtype context-length json-model-override-args mem-fraction-static
         max-running-requests max-total-tokens chunked-prefill-size max-prefill-tokens page-size schedule-policy
@@ -174,15 +174,19 @@ def _replicas(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _graphs(values: Mapping[str, str]) -> dict[str, Any]:
-    """The largest CUDA graph of decodes, of the flag that takes precedence."""
+    """The largest CUDA graph of decodes, of the flag that takes precedence, and whether steps are padded to graphs."""
     asked = _asked_of_graphs(values, "decode")
     if asked.get("backend") == "disabled":
         return {"engine.max_graph_tokens": 0}
     sizes = asked.get("bs") or asked.get("max_bs")
+    unpadded = {"engine.pads_decodes": False}
+    padding = unpadded if "--disable-cuda-graph-padding" in values else {}
     if sizes is None:
-        return {"engine.max_graph_tokens": "${sglang:cuda_graph_max_bs}"}
+        return {"engine.max_graph_tokens": "${sglang:cuda_graph_max_bs}"} | padding
     each = sizes if isinstance(sizes, list) else [sizes]
-    return {"engine.max_graph_tokens": max(number("--cuda-graph-max-bs-decode", str(size)) for size in each)}
+    numbers = {number("--cuda-graph-max-bs-decode", str(size)) for size in each}
+    padding = unpadded if len(numbers) == max(numbers) > 1 else padding  # one for each batch size
+    return {"engine.max_graph_tokens": max(numbers)} | padding
 
 
 def _has_prefill_graphs(values: Mapping[str, str]) -> bool:

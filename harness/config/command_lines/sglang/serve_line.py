@@ -68,4 +68,5 @@ def _choices(config: RunConfig) -> list[object]:
             words += [flag, value]
     if graphs is not None:
         words += ["--cuda-graph-max-bs-decode", graphs] if graphs else ["--disable-decode-cuda-graph"]
+    words += ["--disable-cuda-graph-padding"] * (not getattr(config.engine, "pads_decodes", True))
     return words

@@ -110,6 +110,17 @@ def test_prompts_wait_for_more_of_them_while_others_decode() -> None:
     assert [(now, each) for now, each in enumerate(admitted) if each] == [(0, [0]), (4, [1]), (8, [7, 8])]
 
 
+def test_what_a_step_would_compute_decides_whether_prompts_wait() -> None:
+    scheduler = make(batch_wait_timeout_iters=9, batch_wait_max_tokens_ratio=0.75)
+    tokens = [*range(100)]
+    scheduler.add(Request(0, 13, 30, token_ids=tokens[:13]))
+    step(scheduler, 0)
+    scheduler.add(Request(1, 13, 30, token_ids=tokens[:13]))  # of which 12 tokens are stored
+    assert not step(scheduler, 1).admitted
+    scheduler.add(Request(2, 12, 30, token_ids=tokens[50:62]))
+    assert [each.request_id for each in step(scheduler, 2).admitted] == [1, 2]
+
+
 @pytest.mark.parametrize(("policy", "most"), [("guaranteed_no_evict", 30), ("max_utilization", 12)])
 def test_a_prompt_that_is_not_cut_fits_a_step_and_so_does_all_that_may_be_computed_again(
     policy: str, most: int

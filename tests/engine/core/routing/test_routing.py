@@ -29,6 +29,7 @@ class Server:
     num_free_blocks: int = 0
     num_blocks: int = 60
     number: int = 0
+    num_uncached_tokens: int = 0
     asked: list[Request] = field(default_factory=list)
 
     def prefix_hits(self, request: Request) -> int:
@@ -149,19 +150,18 @@ def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: li
             + kv_use * server.num_free_blocks / server.num_blocks + running * shortness("num_running", server)
         )  # fmt: skip
 
-    chosen = servers[rule.choose(request(), servers)]
     best = max(map(score, servers))
-    assert score(chosen) == pytest.approx(best)
-    equal = [server for server in servers if score(server) == best]
-    if len(equal) == len(servers):
-        assert chosen.num_requests == min(server.num_requests for server in servers)
+    chosen = {rule.choose(request(request_id=number), servers) for number in range(60)}
+    assert all(score(servers[number]) == pytest.approx(best) for number in chosen)
+    if all(score(server) == best for server in servers):
+        assert chosen == {*range(len(servers))}  # of equal ones each is drawn
 
 
 @given(SERVERS, st.integers(1, 8))
 def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
     servers: list[Server], num_requests: int
 ) -> None:
-    rule, sent = make("vllm_balancer"), [0] * len(servers)
+    rule, sent = make("vllm_balancer", counts_in_flight=False), [0] * len(servers)
     for number, server in enumerate(servers):
         server.number = number
     for _ in range(num_requests):
@@ -177,12 +177,24 @@ def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
 
 
 def test_what_was_sent_to_a_rank_stays_with_it_when_others_come_and_go() -> None:
-    rule, (first, second, third) = make("vllm_balancer"), [Server(number=number) for number in range(3)]
+    rule = make("vllm_balancer", counts_in_flight=False)
+    first, second, third = [Server(number=number) for number in range(3)]
     assert [rule.choose(request(), [first, second]) for _ in range(3)] == [0, 1, 0]
     assert rule.choose(request(), [first, second, third]) == 2  # two, one and none were sent
     assert rule.choose(request(), [second, third]) == 0
     third.num_running += 1  # all are told anew
     assert rule.choose(request(), [second, third]) == 0
+
+
+def test_ranks_take_turns_and_count_what_is_in_flight_and_a_full_cache_makes_a_queue_longer() -> None:
+    rule, servers = make("vllm_balancer"), [Server(number=number, num_free_blocks=60) for number in range(3)]
+    assert [rule.choose(request(), servers) for _ in range(3)] == [0, 1, 2]
+    servers[0].num_requests = 9  # beside what it tells
+    servers[1].num_waiting = servers[2].num_waiting = 2
+    servers[1].num_free_blocks = 24  # 0.6 of its blocks are in use: its queue weighs 2 * 6 * 0.1 more
+    assert [rule.choose(request(), servers) for _ in range(3)] == [2, 2, 1]
+    servers[2].num_blocks = 0  # a server that does not tell of its cache
+    assert rule.choose(request(), servers) == 2
 
 
 @given(SERVERS, st.sampled_from([0.0, 0.4, 1.0]))
@@ -224,6 +236,30 @@ def test_affinity_follows_the_largest_hit_among_servers_that_are_not_much_busier
         assert chosen == min((n for n in near if servers[n].hits == best), key=lambda n: (counts[n], n))
     else:
         assert chosen == counts.index(fewest)  # of several the first
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=5),
+    st.floats(0, 1),
+    st.integers(0, 40),
+)
+@example([(50, 0), (40, 0), (0, 0)], 0.8, 0)
+@example([(50, 40), (0, 9)], 0.8, 30)
+@example([(50, 40), (0, 9)], 0.8, 31)
+def test_of_servers_that_have_the_prompt_the_one_with_the_least_to_compute_is_chosen_unless_it_is_far_behind(
+    servers: list[tuple[int, int]], min_match: float, max_ahead: int
+) -> None:
+    rule = make("token_load", min_match=min_match, max_ahead_tokens=max_ahead)
+    views = [Server(hits=hits, num_uncached_tokens=load) for hits, load in servers]
+    chosen = {rule.choose(request(request_id=number), views) for number in range(80)}
+    having = {n for n, (hits, _) in enumerate(servers) if hits >= min_match * 50}
+    without = {*range(len(servers))} - having
+    allowed = having or without
+    if having and without and max_ahead:
+        ahead = min(servers[n][1] for n in having) - min(servers[n][1] for n in without)
+        allowed = having | without if ahead > max_ahead else having
+    totals = {n: servers[n][1] + 50 - servers[n][0] for n in allowed}
+    assert chosen == {n for n, total in totals.items() if total == min(totals.values())}  # each of equal ones is drawn
 
 
 @pytest.mark.parametrize(
