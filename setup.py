@@ -24,10 +24,10 @@ PYTHON = (
 )
 COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
-    *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws")),
+    *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws", "loads")),
     *sorted(Path("simulator/costs").glob("[!_]*.py")),
     *(Path(f"simulator/{name}.py") for name in ("arrivals", "desk", "front_end", "gateway", "replica")),
-    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "shared")),
+    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "shared", "timetable")),
     *(Path(f"harness/{name}.py") for name in ("record/plan_log", "record/request_row", "workload/content")),
 ]
 
@@ -40,7 +40,11 @@ def compilation() -> dict[str, Any]:
     except ModuleNotFoundError:  # pip asks for what is required first, and comes again
         return {"setup_requires": ["mypy>=1.15"]}
     options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
-    return {"ext_modules": mypycify([*options, *(str(path) for path in COMPILED)], opt_level="1")}
+    modules = mypycify([*options, *(str(path) for path in COMPILED)], opt_level="3")
+    if os.name == "posix":
+        for module in modules:  # functions of the core call one another directly, and small ones are inlined
+            module.extra_compile_args.append("-fno-semantic-interposition")
+    return {"ext_modules": modules}
 
 
 setup(**compilation())

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-
 from harness.config import RunConfig, parse
-from harness.config.composing import registration as registration  # makes the option sets known to Hydra
+from harness.config.composing.composer import compose, without_hydra
 from harness.results.stored.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +25,7 @@ PLAIN = (
 
 def composed(*overrides: str) -> RunConfig:
     """The configuration that `run.py` would get from `PLAIN` and these overrides."""
-    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        return parse(compose("config", overrides=[*PLAIN, *overrides]))
+    return parse(without_hydra(compose([*PLAIN, *overrides])))
 
 
 def write_result(path: Path, document: Any) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simulator.importers.aiconfigurator.database import Database, find_root
-from simulator.importers.aiconfigurator.experts import DISTRIBUTION
+from simulator.importers.aiconfigurator.experts.kernels import DISTRIBUTION
 from simulator.importers.aiconfigurator.shipped import FOLDER
 
 SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "a100_sxm", "l40s", "rtx_pro_6000_server")

@@ -23,7 +23,7 @@ from harness import run
 from harness.engines.resolving.known_error import AT_ONCE, CLOSED_LOOP, run_class
 from harness.engines.resolving.system import resolve
 from harness.errors import TwinServeError
-from harness.results.unserved import unserved_text
+from harness.results.measures.unserved import unserved_text
 
 _DEVICES = {"a100": "a100-80gb", "h100": "h100-80gb", "h200": "h200"}
 _ENGINES = {"vllm": "vLLM", "python3": "SGLang", "trtllm-serve": "TensorRT-LLM"}

@@ -1,11 +1,12 @@
-"""How late a simulated server sends the tokens of 1,000 streams, beside what the sends alone take on this machine.
+"""How early or late a simulated server sends the tokens of 1,000 streams, beside what the sends alone take here.
 
     python -m experiments.server_lateness
 
-Late is a chunk that was handed to the kernel after the time at which the simulation says that its token comes. Server
-and client are processes of their own, and the client reads raw bytes, as it would take the server's time otherwise.
-Tokens of a server's step come at one time, but are sent one after the other: `floor` is how long a bare loop takes
-for as many sends over as many connections, in Python and with nothing else to do.
+A chunk is early or late by the time from when the simulation says that its token comes until the chunk was handed to
+the kernel. Server and client are processes of their own, and the client reads raw bytes, as it would take the server's
+time otherwise. Tokens of a server's step come at one time, but are sent one after the other, from before that time
+until after it: `floor` is how long a bare loop takes for as many sends over as many connections, in Python and with
+nothing else to do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MODEL = ("engine=sim", *PLAIN, "model=qwen3-32b", "device=h200", "router=least_r
 NUM_STREAMS = 1_000
 NUM_TOKENS = 300
 RAMP_S = 4.0  # in which the streams are opened
-SERVERS = (1, 8, 16)
+SERVERS = (1, 2, 4, 8, 16)
 _PROMPT = {"prompt": [1] * 8, "max_tokens": NUM_TOKENS, "stream": True}
 _CHUNK = b"x" * 240  # as long as one of the server's
 _END = b"0\r\n\r\n"
@@ -58,7 +59,8 @@ def read_streams(address: str) -> None:
 
 
 def lateness(num_servers: int, folder: Path) -> dict[str, Any]:
-    """Shares of the chunks that were sent within so many ms, with the streams spread over some servers."""
+    """Shares of the chunks that were early or late by so many ms at most, and of those that were early at all, with the
+    streams spread over some servers."""
     seats = -(-NUM_STREAMS // num_servers)
     with server(folder, *MODEL, f"replicas={num_servers}", f"max_num_seqs={seats}") as address:
         started_s = time.monotonic()
@@ -67,8 +69,11 @@ def lateness(num_servers: int, folder: Path) -> dict[str, Any]:
         text = urlopen(f"{address}/metrics").read().decode()
     counts = re.findall(r'chunk_lateness_seconds_bucket{le="([^"]+)".*} (\d+)', text)
     total = int(counts[-1][1])
-    shares = {f"{1e3 * float(bound):g}": int(below) / total for bound, below in counts[:-1]}
-    return {"servers": num_servers, "tokens_per_s": total / passed_s, "within_ms": shares}
+    below = {float(bound): int(count) / total for bound, count in counts[:-1]}
+    shares = {f"{1e3 * bound:g}": share - below[-bound] for bound, share in below.items() if bound > 0}
+    return {
+        "servers": num_servers, "tokens_per_s": total / passed_s, "within_ms": shares, "early": below[0.0]
+    }  # fmt: skip
 
 
 def send_us(num_streams: int, num_steps: int = 100, pause_s: float = 0.02) -> dict[str, float]:
@@ -120,7 +125,7 @@ def main() -> None:
             floor = row["floor_us_per_send"]
             print(
                 f"{NUM_STREAMS} streams, {num_servers} servers, {row['tokens_per_s']:.0f} tokens/s: {shares}; "
-                f"bare sends {floor['median']:.1f} us each (p99 {floor['p99']:.1f})"
+                f"{row['early']:.0%} early; bare sends {floor['median']:.1f} us each (p99 {floor['p99']:.1f})"
             )
     write_result(RESULTS / "server_lateness.json", {**provenance("experiments.server_lateness"), "runs": rows})
 

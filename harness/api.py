@@ -105,7 +105,7 @@ def sweep(
     if sinks := next((names for _, asked in jobs if (names := asked.config.sinks.names)), None):
         raise ConfigError(f"sinks={sinks}: read by run(), and by sweeps of the command line")
     workers = num_workers([asked.config for _, asked in jobs], workers)
-    with ended_on_failure(workers):
+    with ended_on_failure():
         futures = [(name, submit(workers, partial(_job, asked))) for name, asked in jobs]
         done: dict[str, Run] = {}
         failed: dict[str, TwinServeError] = {}
@@ -232,17 +232,15 @@ def _frame_type() -> type:
 
 def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:
     """What overrides ask of `task`; raises ConfigError."""
-    from omegaconf import OmegaConf  # imported late, as the command line may know without Hydra what it asks for
-
-    from harness.config.command_lines import importing
-    from harness.config.composing.composer import compose
+    from harness.config.command_lines import importing  # imported late, as the command line may know without Hydra
+    from harness.config.composing.composer import compose, without_hydra
     from harness.config.composing.overrides import check_single
 
     lines, more_notes = importing.expand(overrides)
     with _refused_in_one_line(lines):
         check_single(lines)
         composed = compose(lines)
-        config = parse(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+        config = parse(without_hydra(composed))
     if config.task != task:
         raise ConfigError(f"task={config.task}: harness.api has run (task=run), sweep, capacity and compare")
     given = Given(tuple(composed.hydra.overrides.task), dict(composed.hydra.runtime.choices))

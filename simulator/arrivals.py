@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the schema of the configuration, of which --help tells, doe
     import numpy as np
     from numpy.typing import NDArray
 
-NEVER = 2**63 - 1  # later than any time of a run, in ns
+NEVER = 2**62 - 1  # later than any time of a run, in ns; a compiled core has objects for larger numbers only
 
 
 class Arrivals(Protocol):

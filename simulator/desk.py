@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
+from simulator.replica import Metrics
 
 
 class Refusals(Protocol):
@@ -23,6 +24,7 @@ class Server(Protocol):
 
     scheduler: Scheduler
     compress: bool
+    on_first_token: Callable[[Request], None] | None
 
     @property
     def observer(self) -> Refusals: ...
@@ -32,15 +34,9 @@ class Server(Protocol):
 
     def num_free_blocks(self, now: int) -> int: ...
 
+    def metrics(self, now: int) -> Metrics: ...
+
     def submit(self, request: Request, now: int) -> None: ...
-
-
-class Metrics(NamedTuple):
-    """What a server tells of itself when its metrics are read."""
-
-    num_waiting: int
-    num_running: int
-    num_free_blocks: int
 
 
 class View:
@@ -51,32 +47,48 @@ class View:
     """
 
     def __init__(
-        self, number: int, replica: Server, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool
+        self,
+        number: int,
+        replica: Server,
+        clock: Callable[[], int],
+        *,
+        keeps_prefixes: bool,
+        reads_caches: bool,
+        least_block: int = 1,
     ) -> None:
         self.number = number
         self.num_requests = 0
         self.num_tokens = 0
+        self.num_uncached_tokens = 0
+        self._uncached: dict[int, int] | None = None  # of requests without a token, for rules that ask
         self._replica = replica
         self._clock = clock
         self._metrics: Metrics | None = None
         blocks = replica.scheduler.blocks
         self.num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
-        self._estimate = PrefixEstimate(blocks.num_blocks) if keeps_prefixes else None
+        self._num_known = blocks.num_blocks * max(1, least_block // blocks.block_size)
+        self._estimate = PrefixEstimate(self._num_known) if keeps_prefixes else None
         self._coming: Counter[int] | None = Counter() if reads_caches else None  # blocks of prompts that are under way
 
     def reset(self) -> None:
         """The server has died, with all that it had cached."""
-        self.num_requests = self.num_tokens = 0
+        self.num_requests = self.num_tokens = self.num_uncached_tokens = 0
+        if self._uncached is not None:
+            self._uncached.clear()
         if self._estimate is not None:
-            self._estimate = PrefixEstimate(self.num_blocks)
+            self._estimate = PrefixEstimate(self._num_known)
         if self._coming is not None:
             self._coming.clear()
 
+    def watch_prompts(self) -> None:
+        """Keep account of `num_uncached_tokens` from now on."""
+        self._uncached = {}
+        self._replica.on_first_token = self._settle
+
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
-        self._metrics = None
-        self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
+        self._metrics = self._replica.metrics(self._clock())
 
     @property
     def num_waiting(self) -> int:
@@ -111,6 +123,9 @@ class View:
         """The request will be sent there, or has been."""
         self.num_requests += 1
         self.num_tokens += request.num_prompt_tokens
+        if self._uncached is not None:
+            self._uncached[request.request_id] = uncached = request.num_prompt_tokens - self.prefix_hits(request)
+            self.num_uncached_tokens += uncached
         if self._estimate is not None:
             self._estimate.add(self._prompt_hashes(request))
         if self._coming is not None:
@@ -124,11 +139,18 @@ class View:
         """The request has ended."""
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
+        if self._uncached is not None:
+            self._settle(request)
         if self._coming is not None:
             for block in self._prompt_hashes(request):
                 self._coming[block] -= 1
                 if not self._coming[block]:
                     del self._coming[block]
+
+    def _settle(self, request: Request) -> None:
+        """The request has a token, or has ended."""
+        assert self._uncached is not None
+        self.num_uncached_tokens -= self._uncached.pop(request.request_id, 0)
 
     def _prompt_hashes(self, request: Request) -> Sequence[int]:
         """Identities of the full blocks of the prompt that the trace knows."""
@@ -161,9 +183,15 @@ class Desk:
         keeps = keeps_prefixes or (rule is not None and rule.reads_prefixes)
         reads_caches = rule is not None and rule.reads_caches
         self.views = [
-            View(number, each, clock, keeps_prefixes=keeps, reads_caches=reads_caches)
+            View(
+                number, each, clock, keeps_prefixes=keeps, reads_caches=reads_caches,
+                least_block=1 if rule is None else rule.least_block,
+            )
             for number, each in enumerate(replicas)
-        ]
+        ]  # fmt: skip
+        if rule is not None and rule.reads_prompts:
+            for view in self.views:
+                view.watch_prompts()
         self.open = [*range(len(replicas))]
         if reads_caches:
             for replica in replicas:

@@ -70,6 +70,7 @@ class Fleet:
                 raise ValueError("a replica has one lane; several are for pipelines")
         self._replicas = replicas
         self._env = Clock()
+        self._timetable = self._env.timetable
         self._stages = stages
         self._ranks = ranks
         self._staffing = staffing
@@ -81,7 +82,7 @@ class Fleet:
             make_request,
             entries,
             rule,
-            clock=lambda: self._env.now,
+            clock=lambda: self._timetable.now,
             on_earlier=self._expect,
             decoders=decoders,
             later=self._later,
@@ -111,14 +112,17 @@ class Fleet:
                 drivers.append(Shared(self._env, replica))
         crew = None
         if self._staffing is not None:
-            crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: self._env.now)
+            clock = self._timetable
+            crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: clock.now)
         self._expect()
         if self._reading_ns and len(self._replicas) > 1:
-            self._env.call(READINGS, 0, self._read)
-        self._env.run()
+            for replica in self._replicas:
+                replica.tells = True
+            self._timetable.call(READINGS, 0, self._read)
+        self._timetable.run()
         while crew is not None and crew.give_up():
-            self._env.run()
-        return int(self._env.now)
+            self._timetable.run()
+        return int(self._timetable.now)
 
     def stop(self) -> None:
         """Let each server end the plan that is under way, and nothing more."""
@@ -130,19 +134,19 @@ class Fleet:
         if self._alone or self._gateway.next_ns >= self._dispatch_ns:
             return
         self._dispatch_ns = self._gateway.next_ns
-        self._env.call(ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
+        self._timetable.call(ARRIVALS, self._dispatch_ns - self._timetable.now, self._dispatch)
 
     def _later(self, delay_ns: int, then: Callable[[], None], phase: int = HANDOVERS) -> None:
-        self._env.call(phase, delay_ns, lambda call: then())
+        self._timetable.call(phase, delay_ns, lambda call: then())
 
     def _read(self, call: Call) -> None:
         self._gateway.read_metrics()
         if self._env.peek() < NEVER:  # as long as anything is to come
-            self._env.call(READINGS, self._reading_ns, self._read)
+            self._timetable.call(READINGS, self._reading_ns, self._read)
 
     def _dispatch(self, call: Call) -> None:
-        if self._replicas[0].is_stopping or self._env.now != self._dispatch_ns:
+        if self._replicas[0].is_stopping or call[0] != self._dispatch_ns:
             return  # or there was an earlier one, which has expected those that follow
         self._dispatch_ns = NEVER
-        self._gateway.dispatch(self._env.now)
+        self._gateway.dispatch(call[0])
         self._expect()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from engine.core.routing.draws import draw
@@ -29,7 +29,7 @@ class FrontEnd:
 
     Args:
         arrivals: of the clients.
-        prompt_tokens: of each row.
+        prompt_tokens: of each row; needed from its arrival until it is seen.
 
     Attributes:
         next_ns: as of `Arrivals`. Where no end of a request changes when another arrives, it is when an engine sees the
@@ -37,10 +37,17 @@ class FrontEnd:
     """
 
     def __init__(
-        self, arrivals: Arrivals, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int
+        self,
+        arrivals: Arrivals,
+        times: FrontEndTimes,
+        prompt_tokens: Sequence[int] | Mapping[int, int],
+        num_processes: int,
     ) -> None:
         self._arrivals = arrivals
-        self._times = times
+        self._request_ns, self._latency_ns = times.request_ns, times.latency_ns
+        self._prompt_token_ns: float = times.prompt_token_ns
+        self._shortest: float = 1 - times.spread  # latency, as a multiple of the mean
+        self._width: float = 2 * times.spread
         self._prompt_tokens = prompt_tokens
         self._num_processes = num_processes
         self._clock = 0.0  # work in ns that each request which has been there from the start got until `_now`
@@ -50,7 +57,7 @@ class FrontEnd:
         self._on_way: list[tuple[int, int, int]] = []  # a heap: when the engine sees it, row, arrival
         self._seen: list[tuple[int, int]] = []  # at `next_ns`, if arrivals are fixed
         self._are_fixed = isinstance(arrivals, OpenLoop)
-        self.next_ns = arrivals.next_ns
+        self.next_ns = self._coming_ns = arrivals.next_ns  # the latter of the arrivals
         if self._are_fixed:
             self._seen = self._pass_turns()
 
@@ -77,13 +84,15 @@ class FrontEnd:
 
     def _turn(self) -> list[tuple[int, int]]:
         """What happens at `next_ns`; returns whom the engines see then."""
-        time, arrivals, working, on_way = self.next_ns, self._arrivals, self._working, self._on_way
-        if working:
+        time, on_way = self.next_ns, self._on_way
+        if self._working:
             self._work_until(time)
         self._now = time
-        if arrivals.next_ns <= time:
-            done = self._clock + self._times.request_ns
-            working.extend([(done, row, arrival) for arrival, row in arrivals.pop_due(time)])
+        if self._coming_ns <= time:
+            done = self._clock + self._request_ns
+            for arrival, row in self._arrivals.pop_due(time):
+                self._working.append((done, row, arrival))
+            self._coming_ns = self._arrivals.next_ns
         seen: list[tuple[int, int]] = []
         while on_way and on_way[0][0] <= time:
             _, row, arrival = heapq.heappop(on_way)
@@ -96,8 +105,9 @@ class FrontEnd:
 
     def look(self) -> None:
         """An arrival may be earlier than it was."""
-        if self._arrivals.next_ns < self.next_ns:
-            self.next_ns = self._arrivals.next_ns
+        self._coming_ns = self._arrivals.next_ns
+        if self._coming_ns < self.next_ns:
+            self.next_ns = self._coming_ns
 
     def _work_until(self, time: int) -> None:
         """Share the processes among the requests that are there until `time`, when at most the first is done."""
@@ -105,10 +115,12 @@ class FrontEnd:
         self._clock += (time - self._now) / self._requests_per_process()
         while working and working[0][0] <= self._clock + _ROUNDING:
             _, row, arrival = working.popleft()
-            work = self._times.prompt_token_ns * self._prompt_tokens[row]
-            done_ns = max(self._tokenised_ns[0], time) + work
+            begin: float = self._tokenised_ns[0]
+            if begin < time:
+                begin = float(time)
+            done_ns = begin + self._prompt_token_ns * self._prompt_tokens[row]
             heapq.heapreplace(self._tokenised_ns, done_ns)
-            heapq.heappush(self._on_way, (ceil(done_ns) + self._latency_ns(row), row, arrival))
+            heapq.heappush(self._on_way, (ceil(done_ns) + self._latency_of(row), row, arrival))
 
     def _requests_per_process(self) -> float:
         count = len(self._working)
@@ -116,19 +128,20 @@ class FrontEnd:
 
     def _done_ns(self) -> int:
         """When the next request is done if no other comes before."""
-        left = max(0.0, self._working[0][0] - self._clock)
-        return self._now + ceil(left * self._requests_per_process())
+        left = self._working[0][0] - self._clock
+        return self._now + (ceil(left * self._requests_per_process()) if left > 0.0 else 0)
 
-    def _latency_ns(self, row: int) -> int:
-        mean, spread = self._times.latency_ns, self._times.spread
-        return round(mean * (1 - spread + 2 * spread * draw(row, _STEPS) / _STEPS)) if spread else mean
+    def _latency_of(self, row: int) -> int:
+        if not self._width:
+            return self._latency_ns
+        return round(self._latency_ns * (self._shortest + self._width * draw(row, _STEPS) / _STEPS))
 
     def _look_ahead(self) -> None:
-        next_ns = self._arrivals.next_ns
+        next_ns = self._coming_ns
         if self._working and (done := self._done_ns()) < next_ns:
             next_ns = done
-        if self._on_way and self._on_way[0][0] < next_ns:
-            next_ns = self._on_way[0][0]
+        if self._on_way and (due := self._on_way[0][0]) < next_ns:
+            next_ns = due
         self.next_ns = next_ns
 
 
@@ -143,7 +156,7 @@ class SecondFrontEnd:
     """
 
     def __init__(self, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int) -> None:
-        self._coming = _Coming()
+        self._coming = Coming()
         self._prompt_tokens, self._prompt_token_ns = prompt_tokens, times.prompt_token_ns
         self._front_end = FrontEnd(self._coming, times._replace(prompt_token_ns=0.0), prompt_tokens, num_processes)
 
@@ -162,7 +175,7 @@ class SecondFrontEnd:
         return [row for _, row in self._front_end.pop_due(now_ns)]
 
 
-class _Coming:
+class Coming:
     """Arrivals that are told one by one."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.desk import Desk, Server, View
 from simulator.front_end import SecondFrontEnd
 from simulator.handover import Port, note_prompt, prompt_of
-from simulator.replica import Replica
+from simulator.replica import Replica, Source
 
 MakeRequest = Callable[[int, int], Request]
 """Makes the request of a row of the trace, given the row and its intended arrival in ns; the row is its id."""
@@ -43,7 +43,7 @@ class Decoders(NamedTuple):
     front_end: SecondFrontEnd | None = None
 
 
-class Gateway:
+class Gateway(Source):
     """Sends requests to `replicas`; who runs it calls `dispatch` at `next_ns`, and not before.
 
     Args:
@@ -71,6 +71,7 @@ class Gateway:
         decoders: Decoders | None = None,
         later: Later = lambda delay_ns, then: then(),
     ) -> None:
+        super().__init__()
         self.on_left: Callable[[int, Request], None] | None = None
         self._arrivals = arrivals
         self._make_request = make_request

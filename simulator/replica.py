@@ -8,9 +8,10 @@ them. A driver (`simulator.drivers`) lets the time between these pass:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +20,24 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
-from simulator.costs.cost import CostModel
+from simulator.costs.cost import FEW_STEPS, CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
-_LONGEST_RUN_NS = 1 << 62
+_LONGEST_RUN_NS = 1 << 61
 _GROWTH = 8  # times as many steps, since to price many at once takes hardly longer than to price one
 _TOO_LONG = "longer than a simulation can last: check the units of the device's rates"
 
 Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Durations of consecutive decode steps in ns, and their ends, counted from the start of the first."""
+
+
+class Metrics(NamedTuple):
+    """What a server tells of itself when its metrics are read."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
 
 
 class ImplausibleStepError(ValueError):
@@ -49,21 +58,18 @@ class Observer(Protocol):
     def on_commit(self, outcome: StepOutcome) -> None: ...
 
 
-class Source(Protocol):
-    """Where a replica fetches requests from, if they are not brought to it."""
+class Source:
+    """Where a replica fetches requests from; as it stands, of one to which they are brought when they arrive.
 
-    next_ns: int  # no request comes before this time, unless one that runs now ends; NEVER where none does
+    Attributes:
+        next_ns: no request comes before this time, unless one that runs now ends; NEVER where none does.
+    """
+
+    def __init__(self) -> None:
+        self.next_ns = NEVER
 
     def dispatch(self, until_ns: int) -> None:
         """Submit all requests that arrive up to `until_ns`."""
-
-
-class Pushed:
-    """The source of a replica to which requests are brought when they arrive."""
-
-    next_ns = NEVER
-
-    def dispatch(self, until_ns: int) -> None: ...
 
 
 class Replica:
@@ -83,11 +89,13 @@ class Replica:
     Attributes:
         source: where requests come from; set before the first is due.
         on_finish: told of each request that ends, and when.
+        on_first_token: told of each request that has its first token; None for nobody.
         on_change: called when a request is submitted or a transfer of another server ends earlier than what was known;
             a driver's.
         is_stopping: nothing is planned any more.
         reach: so many plans are priced at first, and more once these have passed (`lengthen`); a driver's.
         last_step_ns: what the last step that has ended took.
+        tells: whether somebody reads its `metrics`.
         outlook: what knows when the next request comes to any server: plans are priced up to then, if that is longer.
 
     Raises:
@@ -112,17 +120,20 @@ class Replica:
         self.observer = observer
         self.cost_model = cost_model
         self.compress = compress
-        self.source: Source = Pushed()
+        self.source = Source()
         self.on_finish: Callable[[Request, int], None] = lambda request, now_ns: None
+        self.on_first_token: Callable[[Request], None] | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self.reach = NEVER
-        self.outlook: Source = self.source
+        self.outlook = self.source
         self.last_step_ns = 0
+        self.tells = False
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
+        self._told: Metrics | None = None  # after the last plan that has ended
 
     # -- what a router may ask ------------------------------------------------------------------------------------
 
@@ -145,12 +156,23 @@ class Replica:
             num_free -= self.scheduler.num_blocks_due(num_later)
         return num_free
 
+    def metrics(self, now: int) -> Metrics:
+        """What the server's metrics say at a time: how things stood when its last step had ended, as vLLM reports them
+        with the outputs of a step. Who came since, or is in the step that runs, is not among them."""
+        if self._under_way is None or not (
+            ended := int(self._under_way[1].searchsorted(now - self._under_way[0], "right"))
+        ):
+            return self._told or Metrics(0, 0, self.scheduler.blocks.num_blocks)
+        num_planned = ended - (not self.scheduler.plans_ahead)  # steps after the first, when the last one ended
+        num_free = self.scheduler.blocks.num_free_blocks - self.scheduler.num_blocks_due(num_planned)
+        return Metrics(self.scheduler.num_waiting, self.scheduler.num_running, num_free)
+
     def lose(self, scheduler: Scheduler) -> list[Request]:
         """The server has died and begins anew with an empty `scheduler`; returns all that it had waiting or running."""
         lost = [*self.scheduler.unfinished, *(request for _, request in self._inbox)]
         self.scheduler = scheduler
         self._inbox.clear()
-        self._under_way = None
+        self._under_way = self._told = None
         return sorted(lost, key=lambda request: request.request_id)
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -269,7 +291,7 @@ class Replica:
         else:
             durations, ends = price
             self._under_way = None
-            plan = scheduler.extend(plan, len(ends))
+            scheduler.extend(plan, len(ends))
             end, last = now + ends.item(-1), durations.item(-1)
             self.observer.on_step(plan, now, durations)
         if end > _LONGEST_RUN_NS:
@@ -281,7 +303,13 @@ class Replica:
             self.take_in(started)
             planned = scheduler.schedule(started)
         outcome = scheduler.commit(plan, end)
+        if self.tells:
+            self._told = Metrics(scheduler.num_waiting, scheduler.num_running, scheduler.blocks.num_free_blocks)
         self.observer.on_commit(outcome)
+        if self.on_first_token is not None:
+            for sequence, _, _, is_last in plan.prefills:
+                if is_last and sequence.request.first_token_time == end:
+                    self.on_first_token(sequence.request)
         for request in outcome.finished:
             self.on_finish(request, end)
             request.forget_sequences()
@@ -304,7 +332,8 @@ class Replica:
         """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""
         if wait <= 0 and self.scheduler.plans_ahead:
             return 1  # in time for the step that is planned when this one begins
-        return self._whole_plans(int(ends.searchsorted(wait)))
+        step = bisect_left(ends.tolist(), wait) if len(ends) <= FEW_STEPS else int(ends.searchsorted(wait))
+        return self._whole_plans(step)
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

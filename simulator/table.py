@@ -6,7 +6,7 @@ takes either. `frame()` is the DataFrame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -57,6 +57,7 @@ class Table:
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = {name: _column(values) for name, values in columns.items()}
+        self._known: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         return next((len(values) for values in self._columns.values()), 0)
@@ -74,7 +75,7 @@ class Table:
             return self._columns[key]
         if isinstance(key, list):
             return type(self)({name: self._columns[name] for name in key})
-        return type(self)({name: values[key] for name, values in self._columns.items()})
+        return type(self)({name: _chosen(values, key) for name, values in self._columns.items()})
 
     @property
     def columns(self) -> list[str]:
@@ -97,6 +98,12 @@ class Table:
     def without(self, name: str) -> Self:
         """The table without a column."""
         return type(self)({each: values for each, values in self._columns.items() if each != name})
+
+    def once(self, name: Hashable, find: Callable[[Self], Any]) -> Any:
+        """What `find` finds of the table, under a name of its own: found once, as nothing changes a table."""
+        if name not in self._known:
+            self._known[name] = find(self)
+        return self._known[name]
 
     def equals(self, other: Table) -> bool:
         """Whether the other has the same columns with the same numbers and texts, none of them missing."""
@@ -127,12 +134,29 @@ def stacked(tables: Sequence[Table]) -> Table:
     )
 
 
+def constant(value: float, length: int) -> NDArray[Any]:
+    """A column of one value, which takes no memory and cannot be written to."""
+    return np.broadcast_to(np.asarray(value), length)
+
+
+def is_constant(values: NDArray[Any]) -> bool:
+    """Whether the values are a `constant`."""
+    return values.strides == (0,)
+
+
 def objects(values: Sequence[Any]) -> NDArray[np.object_]:
     """A column of values that are no numbers, such as arrays of different lengths."""
     column = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         column[row] = value
     return column
+
+
+def _chosen(values: Column | Categories, rows: Any) -> Any:
+    """Some rows of a column; those of a constant are one, too."""
+    if isinstance(values, Categories) or isinstance(rows, slice) or not is_constant(values) or not len(values):
+        return values[rows]
+    return constant(values[0], int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows))
 
 
 def _column(values: Any) -> Column | Categories:
@@ -150,7 +174,9 @@ def _series(values: Column | Categories) -> Any:
 
     if isinstance(values, Categories):
         return pd.Categorical.from_codes(values.codes, pd.Index(values.names))
-    return pd.Series(values.to_numpy(), dtype=object, copy=False) if values.dtype == object else values.to_numpy()
+    if values.dtype == object:
+        return pd.Series(values.to_numpy(), dtype=object, copy=False)
+    return values.to_numpy().copy() if is_constant(values) else values.to_numpy()
 
 
 def table_of(frame: pd.DataFrame) -> Table:

@@ -24,7 +24,7 @@
     routing_kernels    experts of MiniMax-M2 on data-centre Blackwell are chosen by kernels beside theirs; not since
                        0.22, which knows this kind of routing (RoutingMethodType.MiniMax2)
     deepgemm           experts in block-scaled FP8 on Hopper by DeepGEMM's padded product, not on 8 GPUs
-                       (`simulator.importers.aiconfigurator.deep_gemm`); 0.13 skips the rows of padding
+                       (`simulator.importers.aiconfigurator.experts.deep_gemm`); 0.13 skips the rows of padding
                        (fill_value=-1 of its fused_moe/deep_gemm_utils.py), and is priced, as 0.14, by Triton's times
     flashinfer_cutlass experts in block-scaled FP8 on Hopper of which each GPU has a part, in 0.15 and 0.16 (the order
                        in their fused_moe/oracle/fp8.py); Triton's since 0.17. Whole experts stay FlashInfer's
@@ -37,7 +37,7 @@
 
 Other kernels are not of a version: a checkpoint with `static_scales`, or a server that was told to run `marlin` or
 `mxfp4_mxfp8` for the experts of gpt-oss or `triton_experts` in block-scaled FP8 on B200
-(`simulator.importers.aiconfigurator.experts`), or routers with inputs in TF32 (`tf32_router`).
+(`simulator.importers.aiconfigurator.experts.kernels`), or routers with inputs in TF32 (`tf32_router`).
 
 The front end takes 1.5 ms of work for a request (gpt-oss-20b on H100, 1,000 at once), 4.5 us for each token of its
 prompt, and 10 ms from client to engine (InferenceX, gpt-oss with few clients; ±50 %, assumed). In 0.11 a chat request

@@ -34,7 +34,7 @@ from engine.runner.inputs.step_inputs import NO_DRAFTS, StepBuilder
 from engine.runner.step_tokens import StepTokens
 from engine.sampling_params import SamplingParams
 
-_NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0)
+_NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class _Launched(NamedTuple):

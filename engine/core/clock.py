@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Clock(Protocol):
+class Clock:
     """How many tokens a sequence has gained, up to a constant, since it was tied to this clock."""
 
+    __slots__ = ()
+
     @property
-    def step(self) -> int: ...
+    def count(self) -> int:
+        raise NotImplementedError
 
 
-class DecodeClock:
+class DecodeClock(Clock):
     """The number of decode steps so far.
 
     Where every decoding sequence grows by one token per step, all of them share this clock: a length is kept as an
@@ -23,6 +24,10 @@ class DecodeClock:
 
     def __init__(self) -> None:
         self.step = 0
+
+    @property
+    def count(self) -> int:
+        return self.step
 
 
 STOPPED = DecodeClock()  # the clock of a sequence that is not decoding; it never advances

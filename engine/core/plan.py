@@ -29,12 +29,15 @@ class PrefillChunk(NamedTuple):
         return 1 + self.sequence.num_forks if self.is_last else 0
 
 
-class BlockGrowth(NamedTuple):
+class BlockGrowth:
     """At decode step `ahead` of the plan (0: its first), `blocks[i]` was appended to the table of `sequences[i]`."""
 
-    ahead: int
-    sequences: list[Sequence]
-    blocks: list[int]
+    __slots__ = ("ahead", "sequences", "blocks")
+
+    def __init__(self, ahead: int, sequences: list[Sequence], blocks: list[int]) -> None:
+        self.ahead = ahead
+        self.sequences = sequences
+        self.blocks = blocks
 
 
 class StepDraft:
@@ -67,7 +70,7 @@ class StepDraft:
         self.is_starved = False
 
 
-class StepPlan(NamedTuple):
+class StepPlan:
     """One step of the engine, or several decode steps. Transfers come first, then every KV write, then attention.
 
     Attributes:
@@ -97,41 +100,65 @@ class StepPlan(NamedTuple):
             longest of the step or to a decode with drafts, as `work` has them and `prefills` has not.
     """
 
-    lane: int
-    prefills: list[PrefillChunk]
-    decodes: Collection[Sequence]
-    num_decodes: int
-    work: StepWork
-    fresh_decodes: list[Sequence]
-    admitted: list[Sequence]
-    parked: list[Sequence]
-    preempted: list[Sequence]
-    paused: list[Sequence]
-    transfers: list[Transfer]
-    growth: list[BlockGrowth]
-    horizon: int
-    num_steps: int
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_saved_blocks: int = 0
-    num_kv_tokens: int = 0
-    num_reserved_slots: int = 0
-    num_external_slots: int = 0
-    num_padding_seqs: int = 0
-    num_padding_tokens: int = 0
+    __slots__ = (
+        "lane", "prefills", "decodes", "num_decodes", "work", "fresh_decodes", "admitted", "parked", "preempted",
+        "paused", "transfers", "growth", "horizon", "num_steps", "num_running", "num_waiting", "num_used_blocks",
+        "num_saved_blocks", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_padding_seqs",
+        "num_padding_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lane: int,
+        prefills: list[PrefillChunk],
+        decodes: Collection[Sequence],
+        num_decodes: int,
+        work: StepWork,
+        fresh_decodes: list[Sequence],
+        admitted: list[Sequence],
+        parked: list[Sequence],
+        preempted: list[Sequence],
+        paused: list[Sequence],
+        transfers: list[Transfer],
+        growth: list[BlockGrowth],
+        horizon: int,
+        num_running: int,
+        num_waiting: int,
+        num_used_blocks: int,
+        num_saved_blocks: int,
+        num_kv_tokens: int,
+        num_reserved_slots: int,
+        num_external_slots: int,
+        num_padding_seqs: int,
+        num_padding_tokens: int,
+    ) -> None:
+        self.lane = lane
+        self.prefills = prefills
+        self.decodes = decodes
+        self.num_decodes = num_decodes
+        self.work = work
+        self.fresh_decodes = fresh_decodes
+        self.admitted = admitted
+        self.parked = parked
+        self.preempted = preempted
+        self.paused = paused
+        self.transfers = transfers
+        self.growth = growth
+        self.horizon = horizon
+        self.num_steps = 1
+        self.num_running = num_running
+        self.num_waiting = num_waiting
+        self.num_used_blocks = num_used_blocks
+        self.num_saved_blocks = num_saved_blocks
+        self.num_kv_tokens = num_kv_tokens
+        self.num_reserved_slots = num_reserved_slots
+        self.num_external_slots = num_external_slots
+        self.num_padding_seqs = num_padding_seqs
+        self.num_padding_tokens = num_padding_tokens
 
 
-_GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
-# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
+# From a tuple of all fields: what `_make` of a named tuple does, without a Python call for each of them.
 make_prefill_chunk = partial(tuple.__new__, PrefillChunk)
-make_growth = partial(tuple.__new__, BlockGrowth)
-make_step_plan = partial(tuple.__new__, StepPlan)
-
-
-def extended(plan: StepPlan, num_steps: int, growth: list[BlockGrowth]) -> StepPlan:
-    """The plan over `num_steps` steps; faster than `_replace`."""
-    return make_step_plan((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
 
 
 PlanStart = tuple[int, int, Collection[int | None]]
@@ -162,7 +189,7 @@ class Drafts(NamedTuple):
     num_accepted: NDArray[np.int64]
 
 
-class StepOutcome(NamedTuple):
+class StepOutcome:
     """What a commit brought about.
 
     Attributes:
@@ -171,9 +198,9 @@ class StepOutcome(NamedTuple):
         drafts: what became of speculative drafts; None for a plan without decodes, or without speculation.
     """
 
-    finished: list[Request]
-    resumed_gaps: list[int]
-    drafts: Drafts | None = None
+    __slots__ = ("finished", "resumed_gaps", "drafts")
 
-
-make_outcome = partial(tuple.__new__, StepOutcome)
+    def __init__(self, finished: list[Request], resumed_gaps: list[int], drafts: Drafts | None) -> None:
+        self.finished = finished
+        self.resumed_gaps = resumed_gaps
+        self.drafts = drafts

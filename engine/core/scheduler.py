@@ -14,7 +14,7 @@ from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.kv.radix import RadixManager
-from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended, make_outcome
+from engine.core.plan import StepDraft, StepOutcome, StepPlan
 from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
 from engine.core.planning.refusal import Refusal
@@ -214,11 +214,11 @@ class Scheduler:
         running = self._lanes[plan.lane]
         (flight,) = running.flights
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
-        growth = plan.growth + running.decodes.run(num_steps, self.blocks)
-        if isinstance(self.blocks, RadixManager) and (not growth or growth[-1].ahead < num_steps - 1):
+        plan.num_steps = num_steps
+        plan.growth += running.decodes.run(num_steps, self.blocks)
+        if isinstance(self.blocks, RadixManager) and (not plan.growth or plan.growth[-1].ahead < num_steps - 1):
             self.blocks.pass_steps()
-        flight.plan = extended(plan, num_steps, growth)
-        return flight.plan
+        return plan
 
     def num_blocks_due(self, num_steps: int) -> int:
         """KV blocks that the `num_steps` decode steps after the planned one take, as far as `extend` may go."""
@@ -248,7 +248,7 @@ class Scheduler:
                 request.finish_time = now
                 del self._requests[request.request_id]
                 finished.append(request)
-        return make_outcome((finished, resumed_gaps, flight.drafts))
+        return StepOutcome(finished, resumed_gaps, flight.drafts)
 
     def _advance(self, lane: int) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""

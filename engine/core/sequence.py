@@ -192,16 +192,16 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Known tokens: the prompt and what was generated."""
-        return self._num_tokens + self._clock.step
+        return self._num_tokens + self._clock.count
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is in the cache."""
-        return self._num_computed_tokens + self._clock.step
+        return self._num_computed_tokens + self._clock.count
 
     @property
     def num_output_tokens(self) -> int:
-        return self._num_tokens + self._clock.step - self.request.num_prompt_tokens
+        return self._num_tokens + self._clock.count - self.request.num_prompt_tokens
 
     @property
     def is_prefilled(self) -> bool:
@@ -210,7 +210,7 @@ class Sequence:
 
     def start_decoding(self, clock: Clock) -> None:
         """Tie the lengths to `clock`: from now on they grow by as much as it advances."""
-        self._num_tokens -= clock.step
+        self._num_tokens -= clock.count
         self._num_computed_tokens = self._num_tokens - 1
         self._clock = clock
         if self.status is not PADDING:
@@ -218,7 +218,7 @@ class Sequence:
 
     def leave(self, status: SequenceStatus) -> None:
         """Fix the lengths where the clock stands and take on `status`."""
-        step = self._clock.step
+        step = self._clock.count
         self._num_tokens += step
         self._num_computed_tokens += step
         self._clock = STOPPED

@@ -19,7 +19,7 @@ class ChunkWork(NamedTuple):
     is_last: bool
 
 
-class StepWork(NamedTuple):
+class StepWork:
     """The work of one step, and of the decode steps that may follow it with the same sequences.
 
     Attributes:
@@ -33,14 +33,30 @@ class StepWork(NamedTuple):
             does not always bring one token; None where it does.
     """
 
-    chunks: abc.Sequence[ChunkWork]
-    num_decodes: int
-    num_context_tokens: int
-    num_squared_context_tokens: int
-    num_copied_blocks: int = 0
-    tokens_per_decode: int = 1
-    later_contexts: NDArray[np.int64] | None = None
-    later_squared_contexts: NDArray[np.int64] | None = None
+    __slots__ = (
+        "chunks", "num_decodes", "num_context_tokens", "num_squared_context_tokens", "num_copied_blocks",
+        "tokens_per_decode", "later_contexts", "later_squared_contexts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        chunks: abc.Sequence[ChunkWork],
+        num_decodes: int,
+        num_context_tokens: int,
+        num_squared_context_tokens: int,
+        num_copied_blocks: int = 0,
+        tokens_per_decode: int = 1,
+        later_contexts: NDArray[np.int64] | None = None,
+        later_squared_contexts: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.chunks = chunks
+        self.num_decodes = num_decodes
+        self.num_context_tokens = num_context_tokens
+        self.num_squared_context_tokens = num_squared_context_tokens
+        self.num_copied_blocks = num_copied_blocks
+        self.tokens_per_decode = tokens_per_decode
+        self.later_contexts = later_contexts
+        self.later_squared_contexts = later_squared_contexts
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +102,4 @@ class StepWork(NamedTuple):
         )  # fmt: skip
 
 
-# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
-make_chunk_work = partial(tuple.__new__, ChunkWork)
-make_work = partial(tuple.__new__, StepWork)
+make_chunk_work = partial(tuple.__new__, ChunkWork)  # from a tuple of all fields, as `_make`, without a Python call

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections import abc
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from starlette.applications import Starlette
@@ -150,7 +151,6 @@ class _Stream(Response):
     def __init__(self, call: _Call) -> None:
         super().__init__()
         self._call = call
-        self.is_sending = False  # what was taken, and may wait for the reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, answering = self._call, self._call.answering
@@ -165,9 +165,9 @@ class _Stream(Response):
                 if call.channel.is_closed:
                     return
                 if deltas:
-                    self.is_sending = True
+                    call.channel.is_taken = True
                     await send(_piece(answering.chunks(deltas)))
-                    self.is_sending = False
+                    call.channel.is_taken = False
                     call.note_written(deltas[-1].due_ns)
             await send(_piece(answering.last()))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -181,38 +181,45 @@ class _Stream(Response):
 
     def _line(self, connection: Any) -> _Line | None:
         """To the transport of uvicorn; None for another server, whose connections are not known."""
-        return _Line(self, connection) if getattr(connection, "chunked_encoding", False) else None
+        return _Line(self._call, connection) if getattr(connection, "chunked_encoding", False) else None
 
 
 class _Line:
     """Chunks of a stream on their way to the transport of uvicorn."""
 
-    def __init__(self, stream: _Stream, connection: Any) -> None:
-        self._stream = stream
-        self._answering = stream._call.answering
-        self._connection = connection
+    __slots__ = ("_around", "_call", "_channel", "_flow", "_write", "pace")  # many are used by turns
+
+    def __init__(self, call: _Call, connection: Any) -> None:
+        self._call = call
+        self._channel = call.channel
+        self._around = call.answering.around
         self._flow = connection.flow
         self._write = connection.transport.write
+        self.pace = call.answering.pace
 
     def write(self, deltas: list[Delta]) -> bool:
-        if self._stream.is_sending or self._flow.write_paused or self._connection.disconnected:
+        if self._channel.is_taken or self._channel.is_closed or self._flow.write_paused:
             return False
-        self._write(_framed(self._answering.chunks(deltas)))
-        self._stream._call.note_written(deltas[-1].due_ns)
+        self._write(_framed(self._call.answering.chunks(deltas)))
+        self._call.note_written(deltas[-1].due_ns)
         return True
 
     def make(self, text: str, token: int) -> bytes | None:
-        data = self._answering.ahead(text, token)
+        if self._around is not None:
+            before, after = self._around
+            return _framed(b"%b%b%b" % (before, encode_basestring_ascii(text).encode(), after))
+        data = self._call.answering.ahead(text, token)
         return None if data is None else _framed(data)
 
     def send(self, data: bytes) -> bool:
-        if self._stream.is_sending or self._flow.write_paused or self._connection.disconnected:
+        channel = self._channel
+        if channel.pending or channel.is_taken or channel.is_closed or self._flow.write_paused:
             return False
         self._write(data)
         return True
 
-    def count_sent(self, sent_ns: int) -> float:
-        return self._answering.count_sent(sent_ns)
+    def begin(self, sent_ns: int) -> None:
+        self._call.answering.note_first(sent_ns)
 
 
 def _framed(data: bytes) -> bytes:

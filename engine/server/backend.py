@@ -35,8 +35,22 @@ class Opened(NamedTuple):
     prompts: list[list[int]]
 
 
+@dataclass(slots=True)
+class Pace:
+    """How many tokens of a sequence its client was sent, and when the last of them, by `time.monotonic_ns`."""
+
+    num_tokens: int = 0
+    last_ns: int | None = None
+
+
 class Line(Protocol):
-    """Writes the chunks of a stream to its client without a turn of the event loop."""
+    """Writes the chunks of a stream to its client without a turn of the event loop.
+
+    Attributes:
+        pace: of the first sequence; whoever calls `send` counts there.
+    """
+
+    pace: Pace
 
     def write(self, deltas: list[Delta]) -> bool:
         """Write deltas at once and count them; False where the client is slow or gone."""
@@ -45,13 +59,13 @@ class Line(Protocol):
         """What `send` writes of the stream's next token, which does not end it; None where it cannot be made ahead."""
 
     def send(self, data: bytes) -> bool:
-        """As `write`, of what `make` made, which is not counted yet."""
+        """As `write`, of what `make` made, which is not counted. False also where other deltas wait to be written."""
 
-    def count_sent(self, sent_ns: int) -> float:
-        """Count the token of a chunk that was sent; returns the seconds since the token before it."""
+    def begin(self, sent_ns: int) -> None:
+        """Count that the first token of the stream was sent."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Channel:
     """What a call still has to be told; filled and emptied in the event loop. Deltas of a slow reader pile up here,
     at most as many as tokens were asked for.
@@ -59,6 +73,7 @@ class Channel:
     Attributes:
         received_ns: when the call came, by `time.monotonic_ns`.
         line: what it cannot write waits for `take`; None where there is none, or none yet.
+        is_taken: what was taken last may wait for a slow reader.
     """
 
     received_ns: int = 0
@@ -67,6 +82,7 @@ class Channel:
     num_cached_tokens: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_closed: bool = False
+    is_taken: bool = False
     line: Line | None = None
 
     def put(self, deltas: list[Delta]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.api.outputs import TokenLogprobs
 from engine.server.asking import Asked
-from engine.server.backend import Channel, Delta, Opened
+from engine.server.backend import Channel, Delta, Opened, Pace
 from engine.server.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
@@ -29,7 +29,7 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    last_ns: int | None = None
+    pace: Pace = field(default_factory=Pace)
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -43,6 +43,10 @@ class Answering:
 
     Args:
         started_ns: when the call came, by `time.monotonic_ns`.
+
+    Attributes:
+        around: what is before and after the text in all chunks of the only sequence that do not end it; None where they
+            differ in more.
     """
 
     def __init__(self, asked: Asked, opened: Opened, channel: Channel, model: str, tally: Tally, started_ns: int):
@@ -59,10 +63,9 @@ class Answering:
         self._choices = [Choice() for _ in range(len(opened.prompts) * asked.params.n)]
         text, self._after = ('"delta":{"content":', "},") if asked.is_chat else ('"text":', ",")
         self._before = [f'{self._opening}"choices":[{{"index":{i},{text}' for i in range(len(self._choices))]
-        self._around = self._around_texts()
+        self.around = self._around()
         self._num_prompt_tokens = sum(map(len, opened.prompts))
         self._has_begun = False
-        self._num_tokens = 0
 
     @property
     def has_ended(self) -> bool:
@@ -71,6 +74,11 @@ class Answering:
     @property
     def num_running(self) -> int:
         return sum(choice.finish_reason is None for choice in self._choices)
+
+    @property
+    def pace(self) -> Pace:
+        """Of the first sequence."""
+        return self._choices[0].pace
 
     async def whole(self) -> dict[str, Any] | None:
         """The document, once all sequences have ended; None where the client has gone. Raises what the backend does."""
@@ -106,25 +114,22 @@ class Answering:
     def _next_chunk(self, delta: Delta) -> bytes:
         """The chunk of a delta that ends nothing, which nearly all are: put together without making its document."""
         index = self._note(delta)
-        return self._plain(index, delta.text, delta.token_ids, self._num_tokens)
+        return self._plain(index, delta.text, delta.token_ids, self._num_tokens())
 
     def ahead(self, text: str, token: int) -> bytes | None:
         """The chunk of a token that is not due yet, and is not counted; None where other sequences or log-probabilities
         belong to it."""
-        if self._around is not None:
-            before, after = self._around
-            return before + encode_basestring_ascii(text).encode() + after
         if len(self._choices) > 1 or self._asked.params.logprobs is not None:
             return None
-        return self._plain(0, text, [token], self._num_tokens + 1)
+        return self._plain(0, text, [token], self._num_tokens() + 1)
 
-    def count_sent(self, sent_ns: int) -> float:
-        """Count the token of a chunk that was made ahead and sent; returns the seconds since the token before it."""
-        choice = self._choices[0]
-        assert choice.last_ns is not None, "the first token of a sequence is not made ahead"
-        gap_s, choice.last_ns = (sent_ns - choice.last_ns) * 1e-9, sent_ns
-        self._num_tokens += 1
-        return gap_s
+    def note_first(self, sent_ns: int) -> None:
+        """Count that the first token was sent."""
+        self._tally.times["ttft"].add((sent_ns - self._started_ns) * 1e-9)
+        self._has_begun = True
+
+    def _num_tokens(self) -> int:
+        return sum([choice.pace.num_tokens for choice in self._choices])
 
     def _plain(self, index: int, text: str, token_ids: list[int], num_tokens: int) -> bytes:
         ids = f',"token_ids":{_to_json(token_ids)}' if self._asked.shows_ids else ""
@@ -133,8 +138,7 @@ class Answering:
             f"{self._before[index]}{encode_basestring_ascii(text)}{self._after}{_UNENDED}{ids}}}]{usage}}}\n\n"
         ).encode()
 
-    def _around_texts(self) -> tuple[bytes, bytes] | None:
-        """What is before and after the text in the chunks of the only sequence; None where chunks differ in more."""
+    def _around(self) -> tuple[bytes, bytes] | None:
         asked = self._asked
         is_plain = not (asked.shows_ids or asked.shows_running_usage) and asked.params.logprobs is None
         if not is_plain or len(self._choices) > 1:
@@ -150,13 +154,13 @@ class Answering:
         index = delta.prompt * self._asked.params.n + delta.sequence
         choice, now_ns, number = self._choices[index], time.monotonic_ns(), len(delta.token_ids)
         if number:
-            if choice.last_ns is not None:
-                self._tally.times["itl"].add((now_ns - choice.last_ns) * 1e-9 / number, number)
-            choice.last_ns = now_ns
+            pace = choice.pace
+            if pace.last_ns is not None:
+                self._tally.times["itl"].add((now_ns - pace.last_ns) * 1e-9 / number, number)
+            pace.last_ns = now_ns
+            pace.num_tokens += number
             if not self._has_begun:
-                self._tally.times["ttft"].add((now_ns - self._started_ns) * 1e-9)
-                self._has_begun = True
-            self._num_tokens += number
+                self.note_first(now_ns)
             self._tally.output_tokens += number
         if self._asked.stream:
             choice.finish_reason = delta.finish_reason
@@ -174,7 +178,7 @@ class Answering:
     def _chunk(self, choices: list[dict[str, Any]], *, with_usage: bool = False) -> bytes:
         text = f'{self._opening}"choices":{_to_json(choices)}'
         if with_usage or self._asked.shows_running_usage:
-            text += f',"usage":{self._usage_text(self._num_tokens)}'
+            text += f',"usage":{self._usage_text(self._num_tokens())}'
         return f"{text}}}\n\n".encode()
 
     def _choice(self, index: int, choice: Choice, part: str) -> dict[str, Any]:
@@ -195,7 +199,7 @@ class Answering:
         return found
 
     def _usage(self) -> dict[str, Any]:
-        usage: dict[str, Any] = json.loads(self._usage_text(self._num_tokens))
+        usage: dict[str, Any] = json.loads(self._usage_text(self._num_tokens()))
         return usage
 
     def _usage_text(self, num_output: int) -> str:

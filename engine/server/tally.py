@@ -13,7 +13,8 @@ from engine.core.scheduler import Scheduler
 _SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
-_LATENESS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
+_LATE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
+_LATENESS = (*(-each for each in reversed(_LATE)), 0.0, *_LATE)
 _HISTOGRAMS = {
     "ttft": ("time_to_first_token_seconds", "From a request to its first token."),
     "itl": ("inter_token_latency_seconds", "From a token of a sequence to the next."),
@@ -58,7 +59,7 @@ class Tally:
 
     Attributes:
         schedulers: returns those that the gauges are of, one for each server; none until there is one.
-        lateness: of a simulation in real time: from when a chunk was due until it was written.
+        lateness: of a simulation in real time: from when a chunk was due until it was written; below 0: before.
     """
 
     schedulers: abc.Callable[[], abc.Sequence[Scheduler]] = tuple
@@ -120,7 +121,7 @@ class Tally:
             lines += self.times[name].lines(f"vllm:{title}", labels)
         name = "twinserve:chunk_lateness_seconds"
         lines += [
-            f"# HELP {name} From when a simulated chunk was due until it was written.",
+            f"# HELP {name} From when a simulated chunk was due until it was written; below 0: before it.",
             f"# TYPE {name} histogram",
         ]
         lines += self.lateness.lines(name, labels)

@@ -3,18 +3,6 @@
 from harness.config.parse import load, parse, to_yaml, validated
 from harness.config.run import RunConfig
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
-from harness.config.schema.arrivals import (
-    AllAtOnceArrival,
-    ArrivalConfig,
-    ClosedLoopArrival,
-    ConstantArrival,
-    CustomArrival,
-    GammaArrival,
-    PoissonArrival,
-    SessionsArrival,
-    TraceArrival,
-)
-from harness.config.schema.lengths import ConstantLengths, LengthsConfig, LognormalLengths, UniformLengths
 from harness.config.schema.metrics import IntervalConfig, MetricsConfig, SloConfig
 from harness.config.schema.model import Dtype, ModelConfig
 from harness.config.schema.system import (
@@ -31,8 +19,20 @@ from harness.config.schema.system import (
     SimEngine,
 )
 from harness.config.schema.tiers import TiersConfig
-from harness.config.schema.trace_files import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace
-from harness.config.schema.workload import (
+from harness.config.schema.traffic.arrivals import (
+    AllAtOnceArrival,
+    ArrivalConfig,
+    ClosedLoopArrival,
+    ConstantArrival,
+    CustomArrival,
+    GammaArrival,
+    PoissonArrival,
+    SessionsArrival,
+    TraceArrival,
+)
+from harness.config.schema.traffic.lengths import ConstantLengths, LengthsConfig, LognormalLengths, UniformLengths
+from harness.config.schema.traffic.trace_files import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace
+from harness.config.schema.traffic.workload import (
     AgenticTrace,
     CustomTrace,
     SharedPrefixTrace,

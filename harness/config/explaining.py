@@ -8,7 +8,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.config.run import RunConfig
-from harness.config.schema.reader import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
+from harness.config.schema.traffic.reader import (
+    describe,
+    item_keys,
+    item_type,
+    models_in,
+    tag_of,
+    unknown_key,
+    unknown_name,
+)
 
 
 def explain_override(key: str) -> str | None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from engine.documents import DocumentError, read_yaml, yaml_text
 from harness.config.composing.pool_defaults import fill_pools
 from harness.config.explaining import explain
-from harness.config.huggingface import resolve_model
+from harness.config.huggingface.configs import resolve_model
 from harness.config.pools import pools_of
 from harness.config.run import RunConfig
 from harness.config.targets import import_targets

@@ -6,7 +6,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from engine.engine_config import KVDtype, default_block_size
 from harness.config.schema.allocator import AllocatorConfig, PagedAllocator
-from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.schema.changes import AutoscalerConfig, FailureConfig
 from harness.config.schema.fleet import AlikeFleet, FleetConfig, FrontEndConfig, NetworkConfig, PoolConfig, RouterConfig
@@ -22,7 +21,8 @@ from harness.config.schema.tasks.profiling import ProfileConfig
 from harness.config.schema.tasks.serving import ServeConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, ObserveConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig
-from harness.config.schema.workload import TraceConfig
+from harness.config.schema.traffic.arrivals import ArrivalConfig
+from harness.config.schema.traffic.workload import TraceConfig
 
 
 class RunKeys(ConfigModel):
@@ -133,13 +133,12 @@ class RunKeys(ConfigModel):
     @classmethod
     def _check_front_end(cls, value: FrontEndConfig, info: ValidationInfo) -> FrontEndConfig:
         """That of a server which is simulated, or observed: clients of the real engine in this process call it
-        directly, and task=serve is a front end."""
+        directly, and as a server it has a front end of its own."""
         kind = getattr(info.data.get("engine"), "kind", "sim")
-        if kind not in ("gpu", "cpu") and info.data.get("task") != "serve":
+        if kind not in ("gpu", "cpu"):
             return value
         if value != FrontEndConfig(kind=value.kind):
-            without = "task=serve" if info.data.get("task") == "serve" else f"engine={kind}"
-            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with {without}")
+            raise ValueError(f"kind={value.kind}: in simulation only; leave out what is given of it with engine={kind}")
         return FrontEndConfig()
 
     @field_validator("block_size", mode="before")

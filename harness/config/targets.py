@@ -26,7 +26,7 @@ from typing import Any
 
 from engine.core.policies import POLICIES
 from engine.core.routing import ROUTERS
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 
 _imported: dict[str, Any] = {}
@@ -42,7 +42,7 @@ _KINDS = {  # what each is called, derives from and must have
     ),
     "router.rule": (
         "routing rule", "engine.core.routing.router.BaseRouter",
-        ("options_type", "reads_prefixes", "reads_caches", "choose"),
+        ("options_type", "reads_prefixes", "reads_caches", "reads_prompts", "least_block", "choose"),
     ),
 }  # fmt: skip
 _KINDS["fleet.decode_router.rule"] = _KINDS["router.rule"]

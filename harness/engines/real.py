@@ -23,7 +23,7 @@ from engine.runner.executors.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
-from harness.config.huggingface import sizes_of
+from harness.config.huggingface.configs import sizes_of
 from harness.engines.real_fleet import FleetReplay
 from harness.engines.real_replay import Intake, Replay
 from harness.engines.resolving.shapes import contiguous_rule, model_shape

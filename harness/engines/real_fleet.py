@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.api.step_report import ExecutedPlan
 from engine.core.routing.router import Router
@@ -20,6 +20,7 @@ from harness.engines.real_replay import Clock, Intake
 from harness.record.issued import Issued
 from simulator.arrivals import NEVER, Arrivals
 from simulator.desk import Desk
+from simulator.replica import Metrics
 
 _NAP_S = 0.5  # longest wait between two looks at whether to stop
 
@@ -32,6 +33,7 @@ class EngineServer:
         self.observer = intake.observer
         self.scheduler = intake.engine.scheduler
         self.compress = False
+        self.on_first_token: Callable[[Request], None] | None = None
         self.inbox: deque[tuple[Issued, Request]] = deque()
 
     @property
@@ -40,6 +42,9 @@ class EngineServer:
 
     def num_free_blocks(self, now: int) -> int:
         return self.scheduler.blocks.num_free_blocks
+
+    def metrics(self, now: int) -> Metrics:
+        return Metrics(self.num_waiting, self.scheduler.num_running, self.num_free_blocks(now))
 
     def submit(self, request: Request, now: int) -> None:
         """Take a request that was issued now; it is queued before the next plan."""
@@ -129,7 +134,12 @@ class FleetReplay:
         with self._changed:
             now = self._clock.now_ns()
             if executed is not None:
-                for request in server.intake.commit(executed, now):
+                ended = server.intake.commit(executed, now)
+                if server.on_first_token is not None:
+                    for sequence, _, _, is_last in executed.plan.prefills:
+                        if is_last and sequence.request.first_token_time == now:
+                            server.on_first_token(sequence.request)
+                for request in ended:
                     self._desk.views[number].forget(request)
                     self._arrivals.on_finish(request.request_id, now)
                 self._changed.notify_all()

@@ -53,7 +53,7 @@ def write_comparison_charts(
     from harness.figures.charts.latency import distributions_chart
     from harness.figures.charts.tradeoff import frontier_chart
 
-    if plot.x or plot.y or plot.color or plot.facet:
+    if plot.has_axes:
         return write_charts({"comparison": metrics_chart(table, plot)}, folder, plot)
     charts = {
         "comparison_metrics": metrics_chart(table, plot),

@@ -39,32 +39,34 @@ class PlanLog:
 
     def add(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int, start: PlanStart | None) -> int:
         """Add a plan that ran from `start_ns` on; returns when its first step ended."""
-        (
-            lane, prefills, _, num_decodes, work, _, _, _, preempted, _, _, growth, _, num_steps, num_running,
-            num_waiting, num_used, num_saved, num_kv_tokens, num_reserved, num_external, num_padding_seqs, num_padding,
-        ) = plan  # fmt: skip
         if isinstance(durations_ns, int):
             first_end = start_ns + durations_ns
             self.durations.append(durations_ns)
         else:
             first_end = start_ns + durations_ns.item(0)
             self.durations.frombytes(durations_ns.tobytes())
-            number, later = self.num_plans, self.growth
-            for ahead, _, blocks in growth:
-                if ahead:
-                    later.extend((number, ahead, len(blocks)))
+            later: list[int] = []
+            for each in plan.growth:
+                if each.ahead:
+                    later.append(self.num_plans)
+                    later.append(each.ahead)
+                    later.append(len(each.blocks))
+            if later:
+                self.growth.fromlist(later)
         admitted, cached, last_token_times = start or plan_start(plan)
         for time in last_token_times:
             assert time is not None, "a sequence that decodes has got a token"
             self.single_gaps.append(first_end - time)
         prefill_tokens = 0
-        for chunk in prefills:
+        for chunk in plan.prefills:
             prefill_tokens += chunk[2]
         self.plans.frombytes(
             _PACK(
-                start_ns, num_steps, len(prefills), num_decodes - num_padding_seqs, prefill_tokens, work[2],
-                num_running, num_waiting, num_used, num_saved, len(preempted), admitted, cached, num_kv_tokens,
-                num_reserved, num_external, num_padding, lane, len(last_token_times),
+                start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes - plan.num_padding_seqs, prefill_tokens,
+                plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
+                plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
+                plan.num_reserved_slots, plan.num_external_slots, plan.num_padding_tokens, plan.lane,
+                len(last_token_times),
             )
         )  # fmt: skip
         self.num_plans += 1

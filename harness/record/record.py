@@ -15,7 +15,7 @@ from harness.record.request_times import NS, UNSET, latencies, seconds
 from harness.record.step_columns import table_of
 from harness.results.tables import Gaps
 from harness.workload.trace import CLASS_COLUMNS, Trace
-from simulator.table import Categories, Table
+from simulator.table import Categories, Table, constant, is_constant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,10 +153,13 @@ def _column(known: Mapping[int, Any], num_rows: int, otherwise: float, dtype: ty
 
 
 def _in_order(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
-    """A column of the steps of all servers; of zeros that are never written, the system keeps no memory."""
+    """A column of the steps of all servers."""
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts)[order] if any(map(np.any, parts)) else np.zeros(len(order), parts[0].dtype)
+    known = [part for part in parts if len(part)]
+    if known and all(map(is_constant, known)) and len({repr(part[0]) for part in known}) == 1:
+        return constant(known[0][0], len(order))
+    return np.concatenate(parts)[order]
 
 
 def _merged_gaps(gaps: Sequence[Gaps]) -> Gaps:

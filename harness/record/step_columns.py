@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from harness.record.request_times import NS
 from harness.record.transfer_log import TransferLog
-from simulator.table import Table
+from simulator.table import Table, constant
 
 TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
 
@@ -65,18 +65,20 @@ def step_columns(
     contexts = base + ahead * steps["num_decode_seqs"] + padding
     contexts[drafts[:, 0]] = drafts[:, 1]
     for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
-        steps[column] = np.zeros(len(durations), dtype=np.int64)
-        np.add.at(steps[column], drafts[:, 0], drafts[:, i])
+        steps[column] = constant(0, len(durations))
+        if len(drafts):
+            steps[column] = np.zeros(len(durations), dtype=np.int64)
+            np.add.at(steps[column], drafts[:, 0], drafts[:, i])
     gained = contexts - base - padding
     steps["num_context_tokens"] = contexts
-    steps["num_kv_tokens"] += gained
+    steps["num_kv_tokens"] = steps["num_kv_tokens"] + gained
     if reserves:
-        steps["num_reserved_slots"] -= gained
+        steps["num_reserved_slots"] = steps["num_reserved_slots"] - gained
     del base, padding, gained
     gains = np.zeros(len(durations), dtype=np.int64)
     gains[first[growth[:, 0]] + growth[:, 1]] = growth[:, 2]
     grown = np.cumsum(gains)
-    steps["num_used_blocks"] += grown - grown[first][plan]
+    steps["num_used_blocks"] = steps["num_used_blocks"] + (grown - grown[first][plan])
     del gains, grown
     # What happens once per plan happens in its first step.
     for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
@@ -84,12 +86,12 @@ def step_columns(
             steps[column][ahead > 0] = 0
     steps |= transfers.step_columns(first, len(durations))
     waits = steps.pop("wait_ns")
-    steps["transfer_time"] = waits * NS if waits.any() else np.zeros(len(durations))
+    steps["transfer_time"] = waits * NS if waits.any() else constant(0.0, len(durations))
     for i, column in enumerate(TIME_COLUMNS):
-        steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.full(len(durations), np.nan)
+        steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else constant(np.nan, len(durations))
     return steps
 
 
 def _spread(values: NDArray[np.int64], plan: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The value of the plan of each step; of zeros that are never written, the system keeps no memory."""
-    return values[plan] if values.any() else np.zeros(len(plan), dtype=np.int64)
+    """The value of the plan of each step."""
+    return values[plan] if values.any() else constant(0, len(plan))

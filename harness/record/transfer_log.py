@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.core.kv.tier import DEVICE, DISK
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
+from simulator.table import constant
 
 _COLUMNS = ("plan", "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk", "wait_ns")
 
@@ -60,6 +61,9 @@ class TransferLog:
         rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
         columns = {}
         for i, name in enumerate(_COLUMNS[1:], 1):
+            columns[name] = constant(0, num_steps)
+            if not len(rows):
+                continue
             columns[name] = np.zeros(num_steps, dtype=np.int64)
             columns[name][first[rows[:, 0]]] = rows[:, i]
         return columns

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
-from harness.results.servers import levels, step_integral
+from harness.results.measures.servers import levels_of, step_integral
 from harness.results.tables import Rows, RunResult
 
 ALIKE = 0.02  # share by which throughputs differ at most where all keep up with the same arrivals
@@ -83,7 +83,7 @@ def _evenly(requests: Rows, start: float, end: float) -> float:
 
 def _growth(steps: Rows, start: float, end: float) -> float:
     """Slope of the least-squares line through the number waiting between two times; idle time counts as 0."""
-    waiting = levels(steps, steps["num_waiting"].to_numpy())
+    waiting = levels_of(steps, "num_waiting")
     begins, ends = waiting.begins.clip(start, end), waiting.ends.clip(start, end)
     window = end - start
     if not window**3 > 0:  # as of two arrivals within 10^-100 s
@@ -96,7 +96,7 @@ def _growth(steps: Rows, start: float, end: float) -> float:
 
 def _ramp_up(steps: Rows, start: float, end: float) -> float:
     """Seconds until as many requests run as in the median over the time between `start` and `end`."""
-    level = levels(steps, steps["num_running"].to_numpy())
+    level = levels_of(steps, "num_running")
     begins, running = level.begins.clip(start, end), level.values
     durations = level.ends.clip(start, end) - begins
     if not durations.sum() > 0:

@@ -22,18 +22,20 @@ import numpy.typing as npt
 
 from harness.config import MetricsConfig
 from harness.results.columns import floats, known_total, nan_max, nan_min, ratio, rows_where, total
-from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
-from harness.results.sessions import session_metrics
-from harness.results.slo import goodput, limits_ms, verdict_on_slo
-from harness.results.staffing import staffing_metrics
-from harness.results.statistics.latencies import latencies
+from harness.results.measures.engine_metrics import engine_metrics
+from harness.results.measures.sessions import session_metrics
+from harness.results.measures.slo import goodput, limits_ms, verdict_on_slo
+from harness.results.measures.staffing import staffing_metrics
+from harness.results.measures.unserved import notes_on, num_cut
+from harness.results.measures.verdict import judge
+from harness.results.statistics.latencies import LATENCIES, latencies
 from harness.results.tables import Floats, Rows, RunResult
-from harness.results.unserved import notes_on, num_cut
-from harness.results.verdict import judge
 
 Bools = npt.NDArray[np.bool_]
 
+_OF_FINISHED = ["arrival_time", "finish_time", "num_prompt_tokens", "num_output_tokens", *LATENCIES]
+_HITS = ["num_cached_tokens", "num_host_cached_tokens", "num_disk_cached_tokens", "num_store_cached_tokens"]
 HEADLINE = ("engine", "simulated", "model", "device", "trace", "arrival", "policy", "block_size", "num_blocks")
 
 
@@ -61,7 +63,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     arrival = floats(result.request_rows, "arrival_time")
     window = window_of(arrival, config)
     requests = rows_where(window.contains(arrival), result.request_rows)
-    finished = rows_where((requests["status"] == "finished").to_numpy(), requests)
+    finished = rows_where((requests["status"] == "finished").to_numpy(), requests[_OF_FINISHED])
     start = nan_min(floats(requests, "arrival_time"))
     duration = nan_max(floats(finished, "finish_time")) - start
     excluded = len(result.request_rows) - len(requests)
@@ -144,7 +146,7 @@ def _throughput(requests: Rows, finished: Rows, duration: float) -> dict[str, An
         "completed": len(finished),
         "failed": len(requests) - len(finished),
         **{name: _num_of(requests, name) for name in ("rejected", "aborted", "unfinished")},
-        "truncated": num_cut(finished),
+        "truncated": num_cut(requests),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": ratio(len(finished), duration),
@@ -168,7 +170,8 @@ def _per_gpu_and_user(metrics: Mapping[str, Any], num_gpus: int) -> dict[str, An
 
 def _cache_and_preemptions(requests: Rows) -> dict[str, Any]:
     is_known, is_told = (~np.isnan(floats(requests, name)) for name in ("first_scheduled_time", "num_preemptions"))
-    admitted = requests[is_known | ~is_told]
+    told = ["num_prompt_tokens", *(name for name in _HITS if name in requests)]
+    admitted = rows_where(is_known | ~is_told, requests[told])
     prompt = total(admitted, "num_prompt_tokens")
 
     def hit_rate(name: str) -> float:

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.results.slo import LIMITED
+from harness.results.measures.slo import LIMITED
+from harness.results.measures.unserved import HEADING, unserved_text
 from harness.results.statistics.latencies import percentile_name
-from harness.results.unserved import HEADING, unserved_text
 
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}

@@ -198,7 +198,7 @@ class RunResult:
         if pool is not None:
             meta["pipeline_parallel_size"] = pool["pipeline_parallel_size"]
             meta["config"] = {**self.meta.get("config", {}), "max_num_seqs": pool["max_num_seqs"]}
-        steps = self.step_rows[np.isin(self.step_rows["server"].to_numpy(), servers)]
+        steps = self.step_rows.iloc[np.flatnonzero(np.isin(self.step_rows["server"].to_numpy(), servers))]
         return replace(
             self, step_rows=steps, num_blocks=self.num_blocks if pool is None else pool["num_blocks"], meta=meta
         )

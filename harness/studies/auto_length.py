@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness.config import IntervalConfig, RunConfig
-from harness.config.schema.workload import AUTO_REQUESTS
+from harness.config.schema.traffic.workload import AUTO_REQUESTS
 from harness.workload.trace import Trace
 
 _FIRST = 1000

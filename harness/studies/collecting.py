@@ -9,7 +9,7 @@ from typing import Any
 from harness.config import RunConfig
 from harness.config.command_lines.serving import fleet_command
 from harness.config.command_lines.vllm.serve_line import longest_that_fits
-from harness.config.huggingface_keys import ignored_notes
+from harness.config.huggingface.keys import ignored_notes
 from harness.config.pools import Pool, pools_of
 from harness.engines.engine import Engine
 from harness.engines.resolving.known_error import APART, load_of

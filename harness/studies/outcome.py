@@ -17,11 +17,11 @@ from engine.documents import yaml_text
 from harness.config import RunConfig, to_yaml
 from harness.errors import EngineError
 from harness.figures.metrics import tail_percentile
+from harness.results.measures.unserved import unserved_text
 from harness.results.stored.files import INPUTS, REPORT, SPANS, write_results, write_table, write_whole
 from harness.results.stored.perfetto import write_trace
 from harness.results.summary import number, print_summary
 from harness.results.tables import RunResult
-from harness.results.unserved import unserved_text
 
 if TYPE_CHECKING:
     import pandas as pd

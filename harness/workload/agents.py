@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import AgenticTrace
-from harness.config.schema.lengths import LengthsConfig
+from harness.config.schema.traffic.lengths import LengthsConfig
 from harness.errors import ConfigError
 from harness.workload.sampling import draw_lengths, num_drawn
 from harness.workload.trace import Trace, trace_table

@@ -18,7 +18,7 @@ from harness.config import (
     SessionsArrival,
     TraceArrival,
 )
-from harness.config.schema.arrivals import RECORDED
+from harness.config.schema.traffic.arrivals import RECORDED
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from harness.workload.trace import Trace
@@ -132,7 +132,7 @@ def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator)
 
     Raises:
         ConfigError: the trace lacks the times or sessions that the process goes by, or the times leave the range of
-            int64 nanoseconds (292 years).
+            2**62 nanoseconds (146 years).
     """
     n = len(trace.rows)
     match config:
@@ -207,5 +207,5 @@ def _to_ns(seconds: npt.NDArray[np.float64], key: str) -> Nanoseconds:
     with np.errstate(over="ignore"):
         nanoseconds = np.rint(seconds * 1e9)
     if not (nanoseconds < NEVER).all():
-        raise ConfigError(f"arrival.{key}: makes arrival times longer than 292 years")
+        raise ConfigError(f"arrival.{key}: makes arrival times longer than 146 years")
     return nanoseconds.astype(np.int64)

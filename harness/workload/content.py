@@ -97,7 +97,9 @@ def block_identities(
         hash_ids, span = dense_hash_ids(trace), trace.hash_block_size
         assert span is not None
         lengths: list[int] = prompts.tolist()
-        ends = np.arange(block_size - 1, span, block_size)  # of the blocks in a hash id that covers whole ones
+        has_several = any(len(ids) > 1 for ids in hash_ids)  # otherwise a hash id may be of any length
+        # Ends of the blocks in a hash id that covers whole ones.
+        ends = np.arange(block_size - 1, span if has_several else 0, block_size)
         # an answer that a later prompt begins with is in the hash ids of that prompt
         teller = continuing_rows(trace)
         totals = (table["num_prompt_tokens"] + table["num_output_tokens"]).tolist() if teller else []

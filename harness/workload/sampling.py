@@ -17,7 +17,7 @@ from harness.config import (
     SyntheticTrace,
     UniformLengths,
 )
-from harness.config.schema.workload import AUTO_REQUESTS, DrawnClasses
+from harness.config.schema.traffic.workload import AUTO_REQUESTS, DrawnClasses
 from harness.errors import ConfigError
 from harness.workload.trace import Trace, conversation_columns, trace_table
 from simulator.quantities import MAX_TOKENS

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 
+FEW_STEPS = 16  # up to this many decode steps are faster one by one than as arrays
+
 
 class CostModel(Protocol):
     def step_ns(self, work: StepWork) -> int:

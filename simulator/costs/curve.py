@@ -8,6 +8,7 @@ the rate of the last point.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -31,7 +32,7 @@ class Curve:
         end: the last measured point.
     """
 
-    __slots__ = ("_array", "end", "slopes", "xs", "ys")
+    __slots__ = ("_array", "_begin", "_first", "_slope", "_stop", "end", "slopes", "xs", "ys")
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], tail: float) -> None:
         self.xs = [float(x) for x in xs]
@@ -41,13 +42,19 @@ class Curve:
         self.slopes.append(float(tail))
         self.end = self.xs[-1]
         self._array: tuple[NDArray[np.float64], ...] | None = None
+        self._begin = self._stop = math.inf  # of the piece that was asked for last, since contexts grow slowly
+        self._first = self._slope = 0.0  # its time at its begin, and its slope
 
     def __call__(self, x: float) -> float:
+        if self._begin <= x < self._stop:
+            return self._first + (x - self._begin) * self._slope
         xs = self.xs
         if x <= xs[0]:
             return self.ys[0]
         i = bisect.bisect_right(xs, x) - 1
-        return self.ys[i] + (x - xs[i]) * self.slopes[i]
+        self._begin, self._stop = xs[i], xs[i + 1] if i + 1 < len(xs) else math.inf
+        self._first, self._slope = self.ys[i], self.slopes[i]
+        return self._first + (x - self._begin) * self._slope
 
     def many(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """The times at all of `x`."""

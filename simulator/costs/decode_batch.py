@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.attention_times import deviation
+from simulator.costs.cost import FEW_STEPS
 from simulator.costs.curve import Curve
 from simulator.costs.deviation import DeviationBatch
 
-_FEW_STEPS = 16  # up to this many steps are priced faster one by one than as arrays
 
-
-class DecodeBatch(NamedTuple):
+class DecodeBatch:
     """What decode steps of one batch size take.
 
     Uneven contexts take as long as if each were their mean plus `gain` standard deviations, or longer by `uneven`.
@@ -28,11 +25,21 @@ class DecodeBatch(NamedTuple):
         outside: axes on which the batch size lies beyond the measured range: name, and multiple of the range's end.
     """
 
-    base: float
-    attention: Curve
-    gain: float
-    uneven: DeviationBatch | None
-    outside: tuple[tuple[str, float], ...]
+    __slots__ = ("base", "attention", "gain", "uneven", "outside")
+
+    def __init__(
+        self,
+        base: float,
+        attention: Curve,
+        gain: float,
+        uneven: DeviationBatch | None,
+        outside: tuple[tuple[str, float], ...],
+    ) -> None:
+        self.base = base
+        self.attention = attention
+        self.gain = gain
+        self.uneven = uneven
+        self.outside = outside
 
     def step(self, work: StepWork) -> tuple[float, float]:
         """The context at which attention of a step is priced, and the time of the step in ns."""
@@ -52,7 +59,7 @@ class DecodeBatch(NamedTuple):
         if self.gain or self.uneven:  # all contexts grow alike, so their deviation stays
             spread = deviation(num_decodes, total, work.num_squared_context_tokens)
         offset = self.gain * spread
-        if num_steps <= _FEW_STEPS:
+        if num_steps <= FEW_STEPS:
             few = [each / num_decodes + offset for each in range(total, total + num_steps * num_decodes, num_decodes)]
             return few[0], few[-1], [self._time(context, spread) for context in few]
         contexts = work.contexts(num_steps) / num_decodes + offset

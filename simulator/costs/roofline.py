@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
+from simulator.costs.cost import FEW_STEPS
 from simulator.costs.known_times import KnownTimes
 from simulator.models.block import Block, Weights, num_hit
 from simulator.models.hardware import Device
@@ -107,7 +108,8 @@ class RooflineCost:
         self._growing: dict[tuple[int, float], float] = {}  # what `_growing_ns` has answered
 
     def step_ns(self, work: StepWork) -> int:
-        chunks, num_decodes, num_contexts, _, _, per_decode, _, _ = work
+        chunks, num_decodes, num_contexts = work.chunks, work.num_decodes, work.num_context_tokens
+        per_decode = work.tokens_per_decode
         num_tokens = num_decodes * per_decode
         reads = self._kv_reads if chunks else 1.0
         decoding = num_contexts * self._growing_ns(per_decode, reads)
@@ -131,12 +133,16 @@ class RooflineCost:
         return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
-        per_decode = work.tokens_per_decode
+        per_decode, num_decodes = work.tokens_per_decode, work.num_decodes
+        growing_ns, base = self._growing_ns(per_decode), self._decode_base(num_decodes * per_decode)
+        if num_steps <= FEW_STEPS and work.later_contexts is None and not self._windowed:
+            total = work.num_context_tokens
+            few = [base + growing_ns * (total + step * num_decodes) for step in range(num_steps)]
+            return np.array([max(1, round(time)) for time in few], np.int64)
         contexts = work.contexts(num_steps)
-        attention = self._growing_ns(per_decode) * contexts
+        attention = growing_ns * contexts
         for reading in self._windowed:
-            attention += np.minimum(contexts, work.num_decodes * reading.window) * reading.decode_ns(per_decode)
-        base = self._decode_base(work.num_decodes * per_decode)
+            attention += np.minimum(contexts, num_decodes * reading.window) * reading.decode_ns(per_decode)
         times = np.rint(base + attention)
         return (times if base >= 1 else np.maximum(times, 1)).astype(np.int64)
 

@@ -13,10 +13,11 @@ So it changes nothing in which order servers come to a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import Any
 
 import simpy
+
+from simulator.drivers.timetable import Timetable
 
 ENDS, READINGS, HANDOVERS, ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6  # ENDS is the priority of SimPy's time-outs
 
@@ -25,32 +26,15 @@ Call = tuple[int, int, int, Callable[[Any], None]]
 
 
 class Clock(simpy.Environment):
-    """SimPy's environment, which also calls plain functions: an event of SimPy takes three times as long, and every
-    step of a server is one."""
+    """SimPy's environment, which also calls plain functions."""
 
-    def call(self, phase: int, delay: int, then: Callable[[Any], None]) -> Call:
-        """Call `then` in `delay` ns, in a phase of that time."""
-        call = (self._now + delay, phase, next(self._eid), then)
-        heappush(self._queue, call)
-        return call
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing else happens at this time, as far as is known."""
-        queue = self._queue
-        return not queue or queue[0][0] != self._now
+    def __init__(self) -> None:
+        super().__init__()
+        self.timetable = Timetable(self)
 
     def run(self, until: None = None) -> None:
-        """All events in order until none is left, without SimPy's call for each of them."""
-        queue = self._queue
-        while queue:
-            call = queue[0]
-            if isinstance(call[3], simpy.Event):
-                self.step()
-                continue
-            heappop(queue)
-            self._now = call[0]
-            call[3](call)
+        """All events in order until none is left."""
+        self.timetable.run()
 
 
 class Phase(simpy.Event):

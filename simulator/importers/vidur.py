@@ -17,7 +17,8 @@ import pandas as pd
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.csv_table import read_table
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta, check_numbers
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import Profile, ProfileError, check_numbers
 
 _MS = 1e3  # in microseconds
 _OPERATORS = {  # name there: name here, calls per layer (0: once per step)

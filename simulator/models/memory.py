@@ -11,16 +11,16 @@ process took outside of torch since it started; the CUDA context, which is older
                multiprocessor. Before: the logits, sorted values, their indices of 64 bits, and scratch of the sort
     experts    Triton's buffers for all routed tokens, kept for all steps since vLLM 0.17: two of the largest rows
     library    cuBLAS's workspace and small inputs
-    weights    as torch's caching allocator counts them: a large tensor has a segment of whole 2 MiB to itself
+    weights    as torch's caching allocator counts them (`held_weights`)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simulator.models.block import Weights
 from simulator.models.experts import Experts
 from simulator.models.hardware import Device
+from simulator.models.held_weights import padding_bytes, unsplit_bytes, weights_held
 from simulator.models.kv_pool import GIB, KVPool, blocks_in
 from simulator.models.model import Model
 
@@ -28,10 +28,7 @@ EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
 TRTLLM = "trtllm"  # TensorRT-LLM's: a share of what weights and the largest step leave
 SGLANG = "sglang"  # the account of SGLang, which keeps activations and CUDA graphs out of its share
 _MIB = 1 << 20
-# Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
-_OWN_SEGMENT, _SEGMENT_STEP, _LEAST_SPLIT = 10 * _MIB, 2 * _MIB, _MIB
 _ASSUMED_MULTIPROCESSORS = 128  # of a GPU whose description does not say
-_MXFP4_WIDTH = 256  # vllm/model_executor/layers/quantization/mxfp4.py
 _NVLINK_BANDWIDTH = 150e9  # bytes/s, one direction: links of at least this are NVLink's
 # What SGLang's process holds before it loads weights: a CUDA context (assumed), and NCCL's buffers on NVLink (H200, 8
 # ranks: 137.3 GiB were left, sgl-project/sglang pull request 11716).
@@ -170,18 +167,18 @@ def size_kv_pool(
         DeviceTooSmallError: not even one block fits.
     """
     usable = int(device.memory_bytes * gpu_memory_utilization)
-    weights = _weights_held(model, drafter, tensor_parallel_size)
+    weights = weights_held(model, drafter, tensor_parallel_size)
     if memory_account == EARLY:
         activations = early_activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         outside = 0
     else:
-        weights += model.rotary_table_bytes + _unsplit_bytes(model, tensor_parallel_size)
+        weights += model.rotary_table_bytes + unsplit_bytes(model, tensor_parallel_size)
     if memory_account == SGLANG:
         activations, outside = 0, round(gpu_memory_utilization * _held_by_sglang(device, tensor_parallel_size))
     elif memory_account != EARLY:
         account = ACCOUNTS["vllm_0.17" if memory_account == TRTLLM else memory_account]
         step = (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
-        weights += _padding_bytes(model, tensor_parallel_size, both=account.pads_inputs)
+        weights += padding_bytes(model, tensor_parallel_size, both=account.pads_inputs)
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
         outside += account.graph_bytes(model, device, num_graphs, tensor_parallel_size)
@@ -207,12 +204,6 @@ def size_kv_pool(
     return replace(
         found, usable_bytes=usable, weight_bytes=weights, activation_bytes=activations, outside_bytes=outside
     )
-
-
-def _weights_held(model: Model, drafter: Model | None, ranks: int) -> int:
-    """Bytes of a rank's weights: of the model, its tower, which vLLM shares out as well, and a drafter."""
-    tower = model.tower_parameters * model.dtype_bytes // ranks
-    return tower + sum(each.weight_bytes(ranks) for each in (model, drafter) if each)
 
 
 def _held_by_sglang(device: Device, tensor_parallel_size: int) -> int:
@@ -241,7 +232,7 @@ def fill_kv_pool(
         kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs,
         shares_states=shares_states,
     )  # fmt: skip
-    weights = _weights_held(model, drafter, tensor_parallel_size)
+    weights = weights_held(model, drafter, tensor_parallel_size)
     if found.num_blocks < 1 + found.state_blocks:
         raise DeviceTooSmallError(f"{kv_bytes:,} bytes hold no KV block of {found.block_bytes:,} bytes")
     if weights + kv_bytes > device.memory_bytes:
@@ -249,52 +240,6 @@ def fill_kv_pool(
             f"{kv_bytes:,} bytes and the weights of {model.name}, {weights:,} bytes, are more than its memory"
         )
     return replace(found, usable_bytes=kv_bytes)
-
-
-def _unsplit_bytes(model: Model, tensor_parallel_size: int) -> int:
-    """Ends of the segments that hold the model's large weights on one rank, which count as allocated.
-
-    A tensor of at least `_OWN_SEGMENT` gets a segment of a multiple of `_SEGMENT_STEP`. What is left of it is split off
-    for other tensors if it is more than `_LEAST_SPLIT`; otherwise it belongs to the tensor. The two matrices of all
-    experts of a layer are one tensor each.
-    """
-    embedding = model.vocab_size * model.hidden_size // tensor_parallel_size * model.dtype_bytes
-    embeddings = 1 if model.tie_word_embeddings else 2
-    matrices = sum(
-        count * _unsplit_end(_element_bytes(model, weights)) for count, weights in model.matrices(tensor_parallel_size)
-    )
-    return matrices + embeddings * _unsplit_end(embedding)
-
-
-def _padding_bytes(model: Model, tensor_parallel_size: int, *, both: bool) -> int:
-    """What experts in MXFP4 are padded by on one rank, to multiples of `_MXFP4_WIDTH`: gpt-oss-120b takes 64.38 GiB on
-    an H100 instead of 60.7."""
-    if not model.quantization.experts_only:
-        return 0
-    padding = 0.0
-    for count, block in model.of_kind(Experts):
-        width, hidden = block.expert_width(tensor_parallel_size), model.hidden_size
-        grown = _padded(width) * (_padded(hidden) if both else hidden) / (width * hidden)
-        for weights in block.matrices(model, tensor_parallel_size):
-            if weights.part == "experts":
-                size = model.quantization.matrix_bytes(weights.rows, weights.columns, model.dtype_bytes)
-                padding += count * weights.copies * size * (grown - 1)
-    return round(padding)
-
-
-def _padded(width: int) -> int:
-    return -(-width // _MXFP4_WIDTH) * _MXFP4_WIDTH
-
-
-def _element_bytes(model: Model, weights: Weights) -> int:
-    """Bytes of matrices without their scales, which are tensors of their own."""
-    bits = model.format_of(weights.part).weight_bits or 8 * model.dtype_bytes
-    return weights.copies * (weights.rows * weights.columns * bits // 8)
-
-
-def _unsplit_end(num_bytes: int) -> int:
-    rest = -num_bytes % _SEGMENT_STEP
-    return rest if num_bytes >= _OWN_SEGMENT and rest <= _LEAST_SPLIT else 0
 
 
 def _widest(model: Model, ranks: int) -> int:

@@ -7,7 +7,8 @@ from typing import get_args
 from engine.engine_config import KVDtype
 from simulator.models.hardware import Device
 from simulator.models.model import Model
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import Profile, ProfileError
 
 _HIGHEST, _LOWEST = 3.0, 1e-3  # plausible shares of the device's peak; outside, another device may have been profiled
 _OTHER_UNIT = 30.0  # a higher share of the peak means times in another unit, which are wrong by a factor of 1000

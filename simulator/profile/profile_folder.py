@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.documents import DocumentError, read_yaml
 from simulator.profile.csv_table import read_csv
-from simulator.profile.profile import KEYS, META, Profile, ProfileError, ProfileMeta
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import KEYS, META, Profile, ProfileError
 
 FORMAT_VERSION = 1
 

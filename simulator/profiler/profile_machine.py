@@ -22,7 +22,8 @@ from engine.runner.cache.kv_cache import OutOfMemoryError
 from engine.runner.executors.tensor_parallel import WorkerError
 from kernels.attention.backends import BackendUnavailableError
 from simulator.models.model import Model
-from simulator.profile.profile import Profile, ProfileMeta
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import Profile
 from simulator.profile.profile_folder import FORMAT_VERSION, save_profile
 from simulator.profiler import families
 from simulator.profiler.bench import Bench

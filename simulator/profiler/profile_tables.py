@@ -13,7 +13,8 @@ from scipy.optimize import isotonic_regression
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.profiled import ProfiledCost
 from simulator.models.model import Model
-from simulator.profile.profile import Profile, ProfileMeta
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import Profile
 from simulator.profiler.samples import (
     ADDED_BY_ATTENTION,
     ALL_OPERATORS,

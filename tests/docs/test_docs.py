@@ -45,6 +45,8 @@ NOT_RUN = {
     "trace.window=[86400": "needs a trace of two days; tests/harness/workload/readers/test_columns.py has windows",
     "hf://": "needs the Hugging Face Hub",
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
+    "tensor_parallel_size=1,2": "the same as the command after it, with more jobs",
+    "device=h100-80gb,h200,b200": "the same as other sweeps of searches",
 }
 # Pages whose commands run for every commit: the first that are tried, code of the page, and the real engine.
 RUN = ("README.md", "choose_a_configuration.md", "extend.md", "real_engine.md", "sweeps.md")

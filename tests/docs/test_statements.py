@@ -12,7 +12,7 @@ import pytest
 
 from experiments import capacity_study
 from harness.config.command_lines.vllm import import_line as vllm_import
-from harness.config.schema.trace_files import MESSAGES, TRACE_COLUMNS
+from harness.config.schema.traffic.trace_files import MESSAGES, TRACE_COLUMNS
 from tests.docs.pages import ROOT, text_of
 from tests.harness.builders import config, execute_in
 

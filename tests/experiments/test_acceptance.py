@@ -35,7 +35,7 @@ def test_sections_that_go_wrong_leave_their_first_results(tmp_path: Path, capsys
     assert "no more" in record["exhaust"]["error"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sections_that_do_not_run_again_stay(tmp_path: Path) -> None:
     (tmp_path / "acceptance_rehearsal.json").write_text(json.dumps({"engine": {"record": {}}}))
     assert acceptance.run({"skip": (f"{FAULTY}:skip", 60.0)}, tmp_path, rehearse=True) == 0

@@ -11,7 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel
 
-from harness.config.schema.reader import item_keys, item_type, models_in, split_annotation, tag_of, union_members
+from harness.config.schema.traffic.reader import (
+    item_keys,
+    item_type,
+    models_in,
+    split_annotation,
+    tag_of,
+    union_members,
+)
 
 # What no key expects, or few do.
 HOSTILE = (

@@ -8,14 +8,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hydra
 import pytest
-from omegaconf import DictConfig, open_dict
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from experiments import PLAIN
+from harness import cli
 from harness.config import RunConfig, parse
-from harness.config.composing.composer import compose
-from harness.jobs import execute
+from harness.config.composing.composer import compose, compose_once, without_hydra
+from harness.jobs import execute, run_job
 
+Launch = Callable[..., int]
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 TRACES = ROOT.parent / "shared" / "traces"
@@ -30,10 +34,7 @@ SMALLEST = (
 
 def composed(*overrides: str) -> DictConfig:
     """What Hydra makes of a command line, without its own keys."""
-    cfg = compose(overrides)
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return cfg
+    return without_hydra(compose(overrides))
 
 
 def config(*overrides: str) -> RunConfig:
@@ -41,6 +42,25 @@ def config(*overrides: str) -> RunConfig:
     cost=roofline."""
     start = () if any(each.startswith("experiment=") for each in overrides) else ("cost=roofline", *PLAIN)
     return parse(composed("plots=false", *start, *overrides))
+
+
+def launcher(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *first: str, job: Callable[[DictConfig], None] = run_job
+) -> Launch:
+    """What `run.py` does in `folder` with the arguments `first` and those of the call; returns the exit code."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.chdir(folder)
+    compose_once()
+    main = hydra.main(version_base=None, config_path=str(CONF), config_name="config")(job)
+
+    def launch(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["run.py", *first, *arguments])
+        try:
+            return cli.launch(main)
+        finally:
+            HydraConfig.instance().cfg = None
+
+    return launch
 
 
 def execute_in(folder: Path, settings: RunConfig) -> None:

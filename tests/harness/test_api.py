@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import subprocess
@@ -16,36 +15,16 @@ import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 import harness
-from harness import api, cli
+from harness import cli
 from harness.config import load
 from harness.engines.simulated import SimulatedEngine
-from harness.errors import ConfigError, EngineError, TraceError, TwinServeError
+from harness.errors import ConfigError, EngineError, TraceError
 from harness.results.stored.files import read_results
 from tests.harness.builders import CONF, ROOT
-
-FEW = ("trace.num_requests=30", "arrival.rate=20", "cost=roofline")
-ROOFLINE = ("cost=roofline", "plots=false")
-
-
-@pytest.fixture(autouse=True)
-def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    """Every test runs in an empty folder. At its end nothing was printed, and the folder is empty."""
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    yield
-    HydraConfig.instance().cfg = None
-    assert capfd.readouterr() == ("", "")
-    assert list(folder.iterdir()) == []
-
-
-def requests(num: int = 30, **columns: Any) -> pd.DataFrame:
-    rng = np.random.default_rng(7)
-    lengths = {"num_prompt_tokens": rng.integers(50, 400, num), "num_output_tokens": rng.integers(1, 40, num)}
-    return pd.DataFrame({"arrival_time": np.arange(num) * 0.03, **lengths, **columns})
+from tests.harness.doors import FEW, ROOFLINE, requests
+from tests.harness.doors import silent as silent
 
 
 def test_importing_the_package_brings_none_of_its_libraries() -> None:
@@ -53,6 +32,7 @@ def test_importing_the_package_brings_none_of_its_libraries() -> None:
     code = f"import harness, sys; assert not [name for name in {heavy} if name in sys.modules]; import harness.cli"
     code += "; late = ('hydra', 'pandas', 'numpy', 'rich', 'multiprocessing', 'importlib.metadata')"  # not for --help
     code += "; assert not [name for name in late if name in sys.modules]; harness.run"
+    code += "; import harness.workload.readers.mooncake; assert not {'pandas', 'pyarrow'} & {*sys.modules}"
     code += "; late = ('torch', 'matplotlib', 'scipy.stats', 'bokeh', 'optuna', 'harness.figures.style')"
     code += "; import harness.figures, harness.studies.sweeps.sweep"
     code += "; assert not [name for name in late if name in sys.modules]"
@@ -201,56 +181,6 @@ def test_hydra_of_the_caller_stays_as_it_is() -> None:
         assert hydra_compose("config", ["seed=3"]).seed == 3
 
 
-@pytest.mark.long
-def test_a_sweep_runs_all_combinations(tmp_path: Path) -> None:
-    found = harness.sweep(*FEW, "scheduler=mixed,vllm", over={"block_size": np.array([16, 64])}, workers=1)
-    names = ["block_size=16", "block_size=64"]
-    assert list(found.runs) == [f"scheduler={each},{name}" for each in ("mixed", "vllm") for name in names]
-    assert found.table[["scheduler", "block_size"]].drop_duplicates().shape == (4, 2)
-    one = found.runs["scheduler=vllm,block_size=64"]
-    pd.testing.assert_frame_equal(one.requests, harness.run(*FEW, "scheduler=vllm", "block_size=64").requests)
-    page = found.report(tmp_path / "sweep.html")
-    assert "4 configurations compared" in page and "max_num_batched_tokens" in page  # the settings of the first run
-    assert "scheduler · block_size" in repr(found) and found._repr_html_().startswith("<pre>")
-
-
-def test_repetitions_are_one_configuration_with_an_interval() -> None:
-    table = harness.sweep(*FEW, "seed=range(3)", workers=1).table
-    assert table["num_runs"].tolist() == [3] and (table["p99_ttft_ms_low"] < table["p99_ttft_ms_high"]).all()
-
-
-def test_a_preset_that_is_a_sweep_is_one() -> None:
-    found = harness.sweep("experiment=limits_sweep", "trace.num_requests=10", "max_num_seqs=64", workers=1)
-    assert len(found.runs) == 3 and all("max_num_seqs" not in name for name in found.runs)
-
-
-def test_a_sweep_with_a_wrong_value_begins_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "serve", None)
-    with pytest.raises(ConfigError, match="block_size=0: must be an integer"):
-        harness.sweep(*FEW, "block_size=16,0", workers=1)
-
-
-def test_a_command_of_vllm_can_be_varied() -> None:
-    command = "import_vllm=vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --port 80"
-    found = harness.sweep(command, *FEW, over={"max_num_seqs": [8, 16]}, workers=1)
-    assert [run.config.max_num_seqs for run in found.runs.values()] == [8, 16]
-    assert all("--port: left out" in run.summary["notes"] for run in found.runs.values())
-    with pytest.raises(ConfigError, match="^seed: no values"):
-        harness.sweep(over={"seed": []})
-
-
-def test_what_fails_in_a_sweep_does_not_stop_the_others() -> None:
-    found = harness.sweep(*FEW, "model=qwen3-8b,llama-3.1-405b", workers=1)
-    assert list(found.runs) == ["model=qwen3-8b"] and list(found.failed) == ["model=llama-3.1-405b"]
-    assert "! model=llama-3.1-405b failed: " in repr(found)
-
-
-def test_a_sweep_of_which_all_runs_fail_says_why() -> None:
-    found = harness.sweep("seed=1,2", trace="missing.csv", workers=1)
-    assert found.table.empty and list(found.failed) == ["seed=1", "seed=2"]
-    assert "! seed=2 failed: missing.csv: cannot be read: No such file" in repr(found)
-
-
 def test_a_failed_engine_says_so_and_keeps_what_it_served(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(engine: SimulatedEngine) -> None:
         raise EngineError("rank 1 is dead")
@@ -260,56 +190,3 @@ def test_a_failed_engine_says_so_and_keeps_what_it_served(monkeypatch: pytest.Mo
         harness.run(*FEW)
     assert caught.value.partial.summary["ended_early"] == "rank 1 is dead"
     assert "INCOMPLETE, rank 1 is dead" in repr(caught.value.partial)
-
-
-def test_an_interrupt_of_a_sweep_begins_no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-
-    def interrupted(engine: SimulatedEngine) -> None:
-        begun.append(engine)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SimulatedEngine, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        harness.sweep(*FEW, "seed=1,2", workers=1)
-    assert len(begun) == 1
-
-
-def test_a_capacity_is_found_and_its_runs_vanish_or_stay(tmp_path: Path) -> None:
-    asked = ("metrics.slo.ttft_ms=500", "capacity.num_requests=100", "capacity.max_probes=6", "capacity.workers=1")
-    found = harness.capacity(*ROOFLINE, *asked, trace=requests(100))
-    low, high = found.interval
-    assert low is not None and (high is None or low < high) and len(found.probes) <= 6
-    assert found.folder.is_dir() and "CAPACITY" in found.report()
-    found.save(tmp_path / "saved")
-    assert (
-        json.loads((tmp_path / "saved/capacity.json").read_text())["rows"] and (tmp_path / "saved/report.html").exists()
-    )
-    folder = found.folder
-    del found
-    assert not folder.exists()
-
-
-@pytest.mark.long
-def test_a_process_of_a_sweep_does_not_run_the_script_that_began_it(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from harness import sweep\nopen('begun', 'a').write('x')\n"
-        "print(len(sweep('seed=1,2', 'trace.num_requests=10', 'cost=roofline', workers=2).runs))\n"
-    )
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.stdout, (tmp_path / "begun").read_text()) == ("2\n", "x"), done.stderr
-
-
-def test_folders_that_hold_nothing_are_refused_and_damaged_ones_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^compare: give runs"):
-        harness.compare()
-    with pytest.raises(TwinServeError, match="holds no result"):
-        harness.compare(tmp_path)
-    run = harness.run(*FEW)
-    run.save(tmp_path / "a")
-    (tmp_path / "a/requests.parquet").write_bytes(b"")
-    assert list(harness.compare(run, tmp_path / "a").failed) == [str(tmp_path / "a")]

@@ -5,47 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hydra
 import pytest
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import cli, jobs
+from harness import cli
 from harness.config import RunConfig, load
-from harness.config.composing.composer import Composer, compose_once
+from harness.config.composing.composer import Composer
 from harness.errors import TraceError
-from tests.harness.builders import CONF, ROOT, raising, stub_module
-
-Launch = Callable[..., int]
-
-
-@pytest.fixture(autouse=True)
-def _clean_hydra() -> Iterator[None]:
-    yield
-    HydraConfig.instance().cfg = None
+from tests.harness.builders import ROOT, Launch, launcher, raising, stub_module
 
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
-    """What `run.py` does with the given arguments, in an empty working directory."""
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.chdir(tmp_path)
-
-    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
-    def main(cfg: DictConfig) -> None:
-        jobs.run_job(cfg)
-
-    def call(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-        return cli.launch(main)
-
-    return call
+    return launcher(monkeypatch, tmp_path)
 
 
 USER_ERRORS = [
@@ -230,7 +207,6 @@ def test_an_interrupt_that_a_library_turns_into_another_error_is_one(
 def test_an_interrupt_that_is_lost_while_hydra_composes_begins_no_run(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compose_once()
     compose = Composer.load_configuration
 
     def load_configuration(*arguments: Any, **options: Any) -> DictConfig:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.config import CsvTrace
 from harness.config.command_lines.importing import expand
-from harness.config.huggingface import resolve_model
+from harness.config.huggingface.configs import resolve_model
 from harness.errors import ConfigError, TraceError
 from harness.hub import fetched
 from harness.workload.readers import load_trace

@@ -22,7 +22,8 @@ from simulator.models.decoder import decoder
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
-from simulator.profile.profile import Profile, ProfileMeta
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import Profile
 
 if TYPE_CHECKING:
     from engine.models.model_config import ModelConfig

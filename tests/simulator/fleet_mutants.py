@@ -40,7 +40,7 @@ ROSTER, STORE, OFFLOAD = "simulator/roster.py", "engine/core/kv/shared_store.py"
 HANDOVER, RUNNING = "simulator/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
-    FleetMutant("the most requests", f"{ROUTING}/router.py", "index(min(counts))", "index(max(counts))"),
+    FleetMutant("the most requests", f"{ROUTING}/loads.py", "index(min(counts))", "index(max(counts))"),
     FleetMutant("the last of several", f"{ROUTING}/prefix_affinity.py", "counts.index(fewest)",
                 "len(counts) - 1 - counts[::-1].index(fewest)"),
     FleetMutant("a prefix is followed to a busy server", f"{ROUTING}/prefix_affinity.py", "<= most else -1", "else -1"),
@@ -169,7 +169,7 @@ MUTANTS = (
                 "            for request in held:\n                self._send(",
                 "            for request in reversed(held):\n                self._send("),
     FleetMutant("a dead server is believed to have its prefixes", DESK,
-                "            self._estimate = PrefixEstimate(self.num_blocks)\n", "            pass\n"),
+                "            self._estimate = PrefixEstimate(self._num_known)\n", "            pass\n"),
     FleetMutant("what was coming to a dead server still is", DESK, "            self._coming.clear()\n",
                 "            pass\n"),
     FleetMutant("what comes is behind the device, too", DESK, "max(0, on_device + behind - num_coming)", "behind"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
-from engine.core.plan import StepPlan, make_step_plan
+from engine.core.plan import StepPlan
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
@@ -87,9 +85,8 @@ def test_a_slower_link_makes_first_tokens_later() -> None:
 
 
 def plan_with(transfers: list[Transfer], *parked: Sequence) -> StepPlan:
-    fields: dict[str, Any] = {name: [] for name in StepPlan._fields}
-    fields |= {"work": StepWork((), 0, 0, 0), "transfers": transfers, "parked": list(parked)}
-    return make_step_plan(tuple(fields.values()))
+    work = StepWork((), 0, 0, 0)
+    return StepPlan(0, [], (), 0, work, [], [], [*parked], [], [], transfers, [], 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def holding(*blocks: int) -> Sequence:

@@ -103,6 +103,22 @@ def test_what_comes_counts_as_on_the_device_and_not_behind_it(view: View) -> Non
     assert view.cached_tokens(request) == (8, 8)
 
 
+def test_what_is_to_compute_is_what_was_not_sent_before_until_the_first_token(view: View) -> None:
+    view.watch_prompts()
+    first, second, third = (Request(number, 20, 1, block_hashes=[1, 2, 3, 4, 5 + number]) for number in range(3))
+    for request in (first, second, third):
+        view.count(request)
+    assert view.num_uncached_tokens == 20 + 4 + 4
+    on_first_token: Any = view._replica.on_first_token
+    on_first_token(first)
+    assert view.num_uncached_tokens == 8
+    view.forget(first)
+    view.forget(second)  # without a token
+    assert view.num_uncached_tokens == 4
+    view.reset()
+    assert view.num_uncached_tokens == 0
+
+
 def test_nothing_is_believed_of_a_server_that_has_died(view: View) -> None:
     request = Request(0, 20, 1, block_hashes=[1, 2, 3, 4, 5])
     view.count(request)

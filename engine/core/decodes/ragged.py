@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.clock import DecodeClock
+from engine.core.clock import Clock, DecodeClock
 from engine.core.decodes.interface import Decodes, can_be_found
 from engine.core.decodes.step_sums import StepSums
 from engine.core.flight import Verified
@@ -47,7 +47,7 @@ _NOTHING_DUE: dict[Sequence, int] = {}
 _CONTEXTS, _SQUARES, _DRAFTED, _ACCEPTED = range(4)  # rows of the sums
 
 
-class _Position:
+class _Position(Clock):
     """The clock of one sequence: the tokens that it has gained since it joined."""
 
     __slots__ = ("clock", "joined", "gained")
@@ -58,7 +58,7 @@ class _Position:
         self.gained = gained
 
     @property
-    def step(self) -> int:
+    def count(self) -> int:
         return int(self.gained[self.clock.step - self.joined])
 
 
@@ -270,7 +270,7 @@ class RaggedDecodes(Decodes):
         index = min(self.clock.step + ahead - position.joined, len(position.gained) - 1)
         if index < 0:
             return sequence.num_tokens - 1
-        return sequence.num_tokens - position.step + int(position.gained[index])
+        return sequence.num_tokens - position.count + int(position.gained[index])
 
     def _plan_fills(self, contexts: NDArray[np.int64], num_registered: int) -> list[int]:
         """Clock values at which a sequence fills a block, that before it joins included."""

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import heapq
 from collections import abc
+from typing import Any
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import NEVER, Decodes, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import BlockGrowth, make_growth
+from engine.core.plan import BlockGrowth
 from engine.core.sequence import Sequence
-from engine.core.work import ChunkWork, StepWork, make_work
+from engine.core.work import ChunkWork, StepWork
 
 _NOTHING_DUE: dict[Sequence, list[int]] = {}
 _NO_GROWTH = BlockGrowth(0, [], [])
@@ -84,7 +85,7 @@ class UniformDecodes(Decodes):
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
         num_decodes, contexts = len(self.sequences), self._num_context_tokens
         squared = self._num_squared_context_tokens
-        return make_work((chunks, num_decodes, contexts, squared, num_copied_blocks, 1, None, None))
+        return StepWork(chunks, num_decodes, contexts, squared, num_copied_blocks)
 
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
@@ -106,20 +107,16 @@ class UniformDecodes(Decodes):
         due = self._boundary.get((self.clock.step + ahead) % self._block_size)
         if due is None:
             return _NO_GROWTH
-        taken = blocks.take(len(due))
-        any(map(list.append, due.values(), taken))
-        return make_growth((ahead, list(due), taken))
+        return _growth(ahead, due, blocks.take(len(due)))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
         now, size, boundary = self.clock.step, self._block_size, self._boundary
-        steps = [(ahead, boundary[(now + ahead) % size]) for ahead in self._growth_steps(num_steps)]
+        steps = self._growth_steps(num_steps)
         if not steps:
             return []
-        growths = []
-        for (ahead, due), taken in zip(steps, blocks.take_each([len(due) for _, due in steps]), strict=True):
-            any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
-            growths.append(make_growth((ahead, list(due), taken)))
-        return growths
+        due = [boundary[(now + ahead) % size] for ahead in steps]
+        taken = blocks.take_each([len(each) for each in due])
+        return [_growth(ahead, due[number], taken[number]) for number, ahead in enumerate(steps)]
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
         if num_free_blocks >= (limit // self._block_size + 1) * len(self.sequences):
@@ -175,6 +172,15 @@ class UniformDecodes(Decodes):
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+def _growth(ahead: int, due: dict[Sequence, list[int]], taken: list[int]) -> BlockGrowth:
+    """Append `taken` to the block tables that are due, one to each."""
+    tables: list[list[Any]] = [*due.values()]
+    ids: list[Any] = taken  # a compiled core would make new objects of numbers
+    for number, table in enumerate(tables):
+        table.append(ids[number])
+    return BlockGrowth(ahead, list(due), taken)
 
 
 def uniform_decodes(block_size: int, longest: int) -> Decodes:

@@ -151,11 +151,14 @@ class BlockPool:
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
         find than to take."""
-        total, num_uncached = sum(counts), len(self._free)
-        if total <= num_uncached or self._cached_size > 1:
+        if self._cached_size > 1:
             return [self.take(count) for count in counts]
+        total, num_uncached = sum(counts), len(self._free)
         self.num_free -= total
-        blocks, self._free = self._free[::-1], []  # in the order in which they go
+        split = max(0, num_uncached - total)
+        blocks = self._free[split:]
+        del self._free[split:]
+        blocks.reverse()  # in the order in which they go
         while (missing := total - len(blocks)) > 0:
             blocks += reversed(self._dequeue(missing))
         parts, end = [], 0
@@ -207,7 +210,8 @@ class BlockPool:
             if self.has_one_queue:
                 self._queue[_Segment(private, [], 0)] = None
             else:
-                self._free.extend(reversed(private))
+                private.reverse()
+                self._free += private
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
         if self._cached_size > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import NamedTuple
 
 from engine.core.admission.limits import Limits
@@ -15,10 +14,13 @@ from engine.core.running.supply import suppliers
 from engine.core.sequence import Sequence
 
 
-class Admit(NamedTuple):
+class Admit:
     """It may enter and compute `num_tokens` tokens, at most what it needs and what the step has left."""
 
-    num_tokens: int
+    __slots__ = ("num_tokens",)
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
 
 
 class Wait(NamedTuple):
@@ -73,8 +75,7 @@ class Admission:
         sequences, free_blocks, watermark = self.running.sequences, self.blocks.num_free_blocks, self._watermark
         if watermark and sequences:
             free_blocks -= watermark
-        fields = (now, free_tokens, may_cut, free_seats, free_blocks, sequences, follows_decodes, self)
-        return _make_state(fields)
+        return AdmissionState(now, free_tokens, may_cut, free_seats, free_blocks, sequences, follows_decodes, self)
 
     def hold(self, need: Need, state: AdmissionState, answer: Wait) -> None:
         """Note what the head waits for; where that is blocks, it is not asked about again before there may be some."""
@@ -90,7 +91,7 @@ class Admission:
         self.waiting.hold_head(need, num_matched, awaited, is_blocked=lacks_blocks)
 
 
-class AdmissionState(NamedTuple):
+class AdmissionState:
     """What is left for the head of the queue, and who is there.
 
     Attributes:
@@ -104,14 +105,35 @@ class AdmissionState(NamedTuple):
         lane: what the next three are read from.
     """
 
-    now: int
-    free_tokens: int
-    may_cut: bool
-    free_seats: int
-    free_blocks: int
-    running: Collection[Sequence]
-    follows_decodes: bool
-    lane: Admission
+    __slots__ = (
+        "now", "free_tokens", "may_cut", "free_seats", "free_blocks", "running", "follows_decodes", "lane",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        now: int,
+        free_tokens: int,
+        may_cut: bool,
+        free_seats: int,
+        free_blocks: int,
+        running: Collection[Sequence],
+        follows_decodes: bool,
+        lane: Admission,
+    ) -> None:
+        self.now = now
+        self.free_tokens = free_tokens
+        self.may_cut = may_cut
+        self.free_seats = free_seats
+        self.free_blocks = free_blocks
+        self.running = running
+        self.follows_decodes = follows_decodes
+        self.lane = lane
+
+    def with_free(self, seats: int, blocks: int, running: Collection[Sequence]) -> AdmissionState:
+        """The same with so many free seats and blocks, beside these sequences."""
+        return AdmissionState(
+            self.now, self.free_tokens, self.may_cut, seats, blocks, running, self.follows_decodes, self.lane
+        )
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -132,19 +154,14 @@ class AdmissionState(NamedTuple):
 
 AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
 
-# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
-make_admit = partial(tuple.__new__, Admit)
-_make_state = partial(tuple.__new__, AdmissionState)
-
 
 def admit_what_fits(need: Need, state: AdmissionState) -> Admit | Wait:
     """Whoever has a seat, tokens and blocks may enter, with a part of its prompt where that may be cut."""
-    _, free_tokens, may_cut, free_seats, free_blocks, _, _, _ = state
-    if need.seats > free_seats:
+    if need.seats > state.free_seats:
         return WAIT
     num_tokens = need.tokens
-    if num_tokens > free_tokens:
-        if not may_cut or need.padding:
+    if num_tokens > state.free_tokens:
+        if not state.may_cut or need.padding:
             return WAIT_FOR_A_STEP
-        num_tokens = free_tokens
-    return make_admit((num_tokens,)) if need.blocks <= free_blocks else WAIT
+        num_tokens = state.free_tokens
+    return Admit(num_tokens) if need.blocks <= state.free_blocks else WAIT

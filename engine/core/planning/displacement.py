@@ -60,4 +60,4 @@ def _state_without(
         left = sequence.num_tokens - sequence.num_computed_tokens
         free_blocks -= planner.missing_blocks(sequence, planner.chunk_tokens(left, left))
     running = [sequence for sequence in state.running if sequence not in leaving] if leaving else state.running
-    return state._replace(free_seats=free_seats, free_blocks=free_blocks, running=running)
+    return state.with_free(free_seats, free_blocks, running)

@@ -41,7 +41,7 @@ def _steps_until_admission(admission: Admission, now: int, limit: int) -> int:
         return 1
     steps = limit if answer.steps is None else answer.steps
     if waiting.held is not None and waiting.suppliers:
-        supplied = state._replace(free_blocks=state.free_blocks + need.blocks)
+        supplied = state.with_free(state.free_seats, state.free_blocks + need.blocks, state.running)
         if isinstance(admission.admit(need, supplied), Admit):
             steps = min(steps, _steps_until_supply(admission))
     return steps

@@ -5,12 +5,12 @@ from __future__ import annotations
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.plan import StepDraft, StepPlan, make_step_plan
+from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.asking import Admission
 from engine.core.planning.horizon import decode_horizon
 from engine.core.running.running_set import RunningSet
 from engine.core.running.slots import count_slots, num_to_compute
-from engine.core.work import make_chunk_work, make_work
+from engine.core.work import StepWork, make_chunk_work
 
 
 class PlanMaker:
@@ -54,7 +54,7 @@ class PlanMaker:
             if is_alone and not (prefills or draft.transfers or draft.paused or may_leave):
                 horizon = decode_horizon(self._admissions[lane], draft.now, pads=self._pads)
         else:
-            work, fresh = make_work((chunks, 0, 0, 0, num_copied, 1, None, None)), []
+            work, fresh = StepWork(chunks, 0, 0, 0, num_copied), []
         num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
         ending = running.ending if is_alone else [sequence for each in lanes for sequence in each.ending]
         if ending:
@@ -69,13 +69,12 @@ class PlanMaker:
                 num_tokens += end
                 if not is_last:
                     num_reserved += num_to_compute(sequence, end, self._block_size)
-        fields = (
+        plan = StepPlan(
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
-            draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
+            draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon,
             num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
             num_external, num_late, num_padding,
         )  # fmt: skip
-        plan = make_step_plan(fields)
         return self._padded(running, plan) if self._pads else plan
 
     def _padded(self, running: RunningSet, plan: StepPlan) -> StepPlan:
@@ -83,9 +82,8 @@ class PlanMaker:
         num_rows = sum(row in running.decodes.sequences for row in running.padding) if plan.num_decodes else 0
         longest = max((chunk.num_tokens for chunk in plan.prefills), default=0)
         num_padded = sum(longest - chunk.num_tokens for chunk in plan.prefills)
-        return plan._replace(
-            work=plan.work._replace(chunks=[chunk._replace(num_tokens=longest) for chunk in plan.work.chunks]),
-            num_running=plan.num_running - sum(len(lane.padding) for lane in self._lanes),
-            num_padding_seqs=num_rows,
-            num_padding_tokens=num_rows + num_padded,
-        )
+        plan.work.chunks = [chunk._replace(num_tokens=longest) for chunk in plan.work.chunks]
+        plan.num_running -= sum(len(lane.padding) for lane in self._lanes)
+        plan.num_padding_seqs = num_rows
+        plan.num_padding_tokens = num_rows + num_padded
+        return plan

@@ -20,6 +20,7 @@ class ServerView(Protocol):
         number: of the server in its fleet; servers that are down are not among those that a rule sees.
         num_requests: requests that it was sent and that have not ended.
         num_tokens: prompt tokens of these.
+        num_uncached_tokens: of the prompts of those that have no token yet, what it was not sent before.
         num_waiting, num_running: sequences in its queue and in its batch.
         num_free_blocks, num_blocks: KV blocks that nobody holds, and those of its pool.
     """
@@ -32,6 +33,9 @@ class ServerView(Protocol):
 
     @property
     def num_tokens(self) -> int: ...
+
+    @property
+    def num_uncached_tokens(self) -> int: ...
 
     @property
     def num_waiting(self) -> int: ...
@@ -60,6 +64,9 @@ class Router(Protocol):
         options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
         reads_prefixes: it asks for `prefix_hits`, so that somebody must keep account of what servers have cached.
         reads_caches: it asks for `cached_tokens`.
+        reads_prompts: it asks for `num_uncached_tokens`, and for `prefix_hits`.
+        least_block: tokens of the blocks in which what was sent to a server is counted, where those of the server are
+            smaller.
     """
 
     options_type: ClassVar[type[Any]]
@@ -69,6 +76,12 @@ class Router(Protocol):
 
     @property
     def reads_caches(self) -> bool: ...
+
+    @property
+    def reads_prompts(self) -> bool: ...
+
+    @property
+    def least_block(self) -> int: ...
 
     def __init__(self, options: Any) -> None: ...
 
@@ -82,12 +95,8 @@ class BaseRouter:
     options_type: ClassVar[type[Any]] = NoOptions
     reads_prefixes: bool = False
     reads_caches: bool = False
+    reads_prompts: bool = False
+    least_block: int = 1
 
     def __init__(self, options: Any) -> None:
         self.options = options
-
-
-def least_busy(servers: abc.Sequence[ServerView]) -> int:
-    """The server with the fewest requests that have not ended; of several with as few, the first."""
-    counts = [server.num_requests for server in servers]
-    return counts.index(min(counts))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, fields
 
+from engine.core.routing.draws import draw
 from engine.core.routing.router import BaseRouter, ServerView
 from engine.core.sequence import Request
 
@@ -40,7 +41,7 @@ class WeightedScoreOptions:
 
 
 class WeightedScore(BaseRouter):
-    """Of several with the highest score, the one with the fewest requests."""
+    """Of several with the highest score, one that is drawn, as llm-d's `max-score-picker` shuffles them."""
 
     options_type = WeightedScoreOptions
 
@@ -61,7 +62,7 @@ class WeightedScore(BaseRouter):
         ]
         best = max(scores)
         candidates = [number for number, score in enumerate(scores) if score == best]
-        return min(candidates, key=lambda number: servers[number].num_requests)
+        return candidates[draw(request.request_id, len(candidates))]
 
     def _hits(self, request: Request, server: ServerView) -> float:
         if not self.reads_caches:

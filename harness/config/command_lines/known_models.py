@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.documents import DocumentError, read_yaml, user_path
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError
 
 # Checkpoints with the sizes of another one that conf/model has.

@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.json_file import Fields, ModelError
 from harness.config.command_lines.known_models import KnownModels
-from harness.config.huggingface import longest_context
-from harness.config.huggingface_keys import is_harmless
+from harness.config.huggingface.configs import longest_context
+from harness.config.huggingface.keys import is_harmless
 from harness.errors import ConfigError
 
 _LONGEST = ("max_position_embeddings", "rope_scaling", "rope_parameters")

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError
 
 Values = Literal["none", "switch", "one", "optional", "many"]

@@ -215,6 +215,12 @@ def compose(overrides: Sequence[str]) -> DictConfig:
             GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one
 
 
+def without_hydra(cfg: DictConfig) -> DictConfig:
+    """A composed configuration without Hydra's own keys."""
+    job: DictConfig = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return job
+
+
 def plain_forms(overrides: Sequence[str], loader: ConfigLoader | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """What overrides make: resolved but for `hydra`, with `???` where values are missing, and as it is written; both as
     plain values.
@@ -227,7 +233,6 @@ def plain_forms(overrides: Sequence[str], loader: ConfigLoader | None = None) ->
     """
     loader = loader or GlobalHydra.instance().config_loader()
     cfg = loader.load_configuration("config", list(overrides), RunMode.RUN)
-    job = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    resolved, written = OmegaConf.to_container(job, resolve=True), OmegaConf.to_container(cfg)
+    resolved, written = OmegaConf.to_container(without_hydra(cfg), resolve=True), OmegaConf.to_container(cfg)
     assert isinstance(resolved, dict) and isinstance(written, dict)
     return {str(key): value for key, value in resolved.items()}, {str(key): value for key, value in written.items()}

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from engine.documents import DocumentError, read_yaml
 from harness.config.composing.option_sets import OPEN_KEYS, OPTION_SETS, attribute_texts, explained, explained_settings
 from harness.config.run import RunConfig
-from harness.config.schema.reader import models_in, tag_of
+from harness.config.schema.traffic.reader import models_in, tag_of
 from harness.config.targets import options_type_of
 from harness.errors import ConfigError
 

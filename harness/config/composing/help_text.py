@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.config.composing.conf_tree import Group, Key, Option, read_tree
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError
 
 _WIDTH = 80

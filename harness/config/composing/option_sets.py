@@ -26,8 +26,8 @@ from harness.config.schema.sinks import MlflowSink, OtelSink, WandbSink
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig, StoreTierConfig
-from harness.config.schema.trace_files import ColumnsTrace, EveryTrace, FileTrace
-from harness.config.schema.workload import CustomTrace, ShareGptTrace
+from harness.config.schema.traffic.trace_files import ColumnsTrace, EveryTrace, FileTrace
+from harness.config.schema.traffic.workload import CustomTrace, ShareGptTrace
 
 # By name, with where the keys stand in a configuration.
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {

@@ -10,7 +10,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.config.explaining import explain_override
 from harness.config.run import RunConfig
-from harness.config.schema.reader import models_in, nearest
+from harness.config.schema.traffic.reader import models_in, nearest
 from harness.errors import ConfigError
 
 _REFUSALS = (HydraException, OmegaConfBaseException)

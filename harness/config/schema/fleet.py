@@ -21,9 +21,10 @@ class RuleConfig(ConfigModel):
         rule: which server gets a request when it arrives: round_robin, in turn; random; least_requests, the one with
             the fewest requests under way; least_tokens, with the fewest prompt tokens in these; power_of_two, the less
             busy of two that are drawn; session_affinity, the one of the conversation; prefix_affinity, the one that was
-            sent most of the prompt before; weighted_score, the highest sum of scores, as in
-            llm-d's endpoint picker; vllm_balancer, the shortest queue, as vLLM chooses among data-parallel ranks; or a
-            rule of your own, as package.module:name.
+            sent most of the prompt before; token_load, the one with the fewest prompt tokens to compute, of those that
+            were sent the beginning of the prompt; and weighted_score, the highest sum of scores, both as in llm-d's
+            endpoint picker; vllm_balancer, the shortest queue, as vLLM chooses among data-parallel ranks; or a rule of
+            your own, as package.module:name.
         options: settings of the rule's own.
     """
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from harness.config.schema.base import ConfigModel, within
-from harness.config.schema.workload import MAX_REQUESTS
+from harness.config.schema.traffic.workload import MAX_REQUESTS
 
 
 class SloConfig(ConfigModel):

@@ -10,7 +10,7 @@ from harness.config import RunConfig
 from harness.config.pools import pools_of
 from harness.config.schema.fleet import AlikeFleet
 from harness.engines.resolving.system import resolve
-from harness.results.slo import limits_ms
+from harness.results.measures.slo import limits_ms
 from simulator.fleet_system import Apart, FleetSystem, ServerPool
 from simulator.handover import Network
 from simulator.roster import Changes, Failure, Scaled

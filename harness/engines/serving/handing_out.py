@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.server.backend import Channel, Delta, Line
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
+from simulator.drivers.moving import MovingMean
 
 _PRIME = 7919  # between the made-up tokens of a sequence
 
@@ -27,13 +29,23 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A sequence of a call, and how many of its tokens were handed out."""
+    """A sequence of a call.
+
+    Attributes:
+        max_tokens: so many it has in the end.
+        num_sent: so many of these were handed out.
+        line: of the channel, once chunks were made ahead for it.
+        is_forgotten: nobody waits for more.
+    """
 
     channel: Channel
     prompt: int
     number: int
     first_token: int
+    max_tokens: int
     num_sent: int = 0
+    line: Line | None = None
+    is_forgotten: bool = False
 
 
 @dataclass
@@ -58,17 +70,20 @@ class Calls:
         number = request.sequences.index(sequence)
         if number == 0:
             call.channel.num_cached_tokens += request.num_cached_tokens
-        stream = self.streams[sequence] = Stream(call.channel, place, number, request.request_id * 31 + number)
+        stream = self.streams[sequence] = Stream(
+            call.channel, place, number, request.request_id * 31 + number, request.max_tokens
+        )
         return stream
 
     def forget(self, request: Request) -> None:
         self.of.pop(request.request_id, None)
         for sequence in request.sequences:
-            self.streams.pop(sequence, None)
+            if (stream := self.streams.pop(sequence, None)) is not None:
+                stream.is_forgotten = True
 
 
-_Made = tuple[Sequence, Stream, Line, bytes, int]
-"""The chunk of a token that is due when the step under way ends; with it, the stream has so many tokens."""
+_Made = tuple[Sequence, Stream, bytes]
+"""The chunk of a token that is due when the step under way ends."""
 
 
 class HandingOut:
@@ -84,68 +99,98 @@ class HandingOut:
         self._vocab_size = vocab_size
         self._tally = tally
         self._makes_ahead = makes_ahead
-        self._touched: list[Sequence] = []
+        self._forking: list[Request] = []  # whose prompts end: the sequences are known when the step has ended
+        self._others: list[Sequence] = []  # whose chunks are made then
         self._made: list[_Made] = []
-        self._end_ns = 0
+        self._sent: list[Stream] = []
+        self._times: list[int] = []  # when each of `_sent` was
+        self._due_ns = 0
+        self._send_ns = MovingMean()  # that a send takes
 
-    def on_begun(self, plan: StepPlan) -> None:
-        """Make the chunks that the decodes of a plan will bring, while its time passes."""
-        self._made = []
-        if not self._makes_ahead:
-            return
-        streams, word, size, made = self._calls.streams, self._words.word, self._vocab_size, self._made
-        for sequence in plan.decodes:
-            stream = streams.get(sequence)
-            if stream is None or (line := stream.channel.line) is None:
+    def prepare(self, plan: StepPlan, due_ns: int) -> int:
+        """Make the chunks of the tokens that a plan will bring, while its time passes; returns how long `send` will
+        take."""
+        self._due_ns = due_ns
+        self._made, self._others = [], []
+        ended = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
+        self._forking = [each.request for each in ended if each.request.num_sequences > 1]
+        self._make([each for each in ended if each.request.num_sequences == 1])
+        if self._makes_ahead:
+            self._make(plan.decodes)
+        else:
+            self._others += plan.decodes
+        return round(max(self._send_ns.mean, 1) * len(self._made))
+
+    def _make(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Make the next chunk of each sequence, where that can be done before it is due."""
+        made, calls, word, size = self._made, self._calls, self._words.word, self._vocab_size
+        for sequence in sequences:
+            stream = calls.streams.get(sequence)
+            if stream is None:
+                if sequence.request_id not in calls.of:
+                    continue
+                stream = calls.begin(sequence)
+            line, data, num_sent = stream.line or stream.channel.line, None, stream.num_sent
+            if line is not None and num_sent + 1 < stream.max_tokens:
+                token = (stream.first_token + _PRIME * num_sent) % size
+                data = line.make(word(token), token)
+            if line is None or data is None:
+                self._others.append(sequence)
+            else:
+                stream.line = line
+                made.append((sequence, stream, data))
+
+    def send(self) -> None:
+        """Send the chunks that were made ahead; they are counted when clients wait for nothing."""
+        sent, times, clock = self._sent, self._times, time.monotonic_ns
+        started_ns = clock()
+        for sequence, stream, data in self._made:
+            if stream.is_forgotten or stream.line is None:
                 continue
-            token = (stream.first_token + _PRIME * stream.num_sent) % size
-            num_tokens = stream.num_sent + 1
-            if num_tokens < sequence.request.max_tokens and (data := line.make(word(token), token)) is not None:
-                made.append((sequence, stream, line, data, num_tokens))
+            if stream.line.send(data):
+                times.append(clock())
+                sent.append(stream)
+            else:
+                self._others.append(sequence)
+        if sent:
+            self._send_ns.add((times[-1] - started_ns) / len(self._made))
+        self._made = []
+
+    def _count_sent(self) -> None:
+        sent, times = self._sent, self._times
+        self._sent, self._times = [], []
+        gaps: list[float] = []
+        for stream, sent_ns in zip(sent, times, strict=True):
+            stream.num_sent += 1
+            assert stream.line is not None
+            pace = stream.line.pace
+            if pace.last_ns is None:
+                stream.line.begin(sent_ns)
+            else:
+                gaps.append((sent_ns - pace.last_ns) * 1e-9)
+            pace.last_ns = sent_ns
+            pace.num_tokens += 1
+        self._tally.times["itl"].add_all(gaps)
+        self._tally.lateness.add_all([(each - self._due_ns) * 1e-9 for each in times])
+        self._tally.output_tokens += len(sent)
 
     def on_refused(self, request: Request, reason: str) -> None: ...
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Any, start: PlanStart | None = None) -> None:
-        """Note who gets tokens, as long as the plan's decodes are known."""
-        self._end_ns = start_ns + int(durations_ns if isinstance(durations_ns, int) else durations_ns.sum())
-        firsts = [sequence for chunk in plan.prefills if chunk.is_last for sequence in chunk.sequence.request.sequences]
-        self._touched = [*firsts, *plan.decodes]
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Any, start: PlanStart | None = None) -> None: ...
 
     def on_commit(self, outcome: StepOutcome) -> None:
-        sent = self._send_made()
-        # the forks of a request exist from the commit of its prompt on
-        touched = {each: None for sequence in self._touched for each in sequence.request.sequences}
-        for sequence in touched:
-            if sequence not in sent and sequence.request_id in self._calls.of:
+        self._count_sent()
+        forks = [each for request in self._forking for each in request.sequences]
+        for sequence in dict.fromkeys([*forks, *self._others]):
+            if sequence.request_id in self._calls.of:
                 self._hand_out(sequence)
         for request in outcome.finished:
             self._calls.forget(request)
-        self._touched = []
-
-    def _send_made(self) -> set[Sequence]:
-        """Send the chunks that were made ahead, and count them when all are sent; returns whose they were."""
-        sent: list[_Made] = []
-        times: list[int] = []
-        clock = time.monotonic_ns
-        for made in self._made:
-            sequence, stream, line, data, num_tokens = made
-            if sequence.num_output_tokens == num_tokens and not stream.channel.pending and line.send(data):
-                times.append(clock())
-                sent.append(made)
-        self._made = []
-        gaps: list[float] = []
-        for (_, stream, line, _, num_tokens), sent_ns in zip(sent, times, strict=True):
-            stream.num_sent = num_tokens
-            gaps.append(line.count_sent(sent_ns))
-        self._tally.times["itl"].add_all(gaps)
-        self._tally.lateness.add_all([(each - self._end_ns) * 1e-9 for each in times])
-        self._tally.output_tokens += len(sent)
-        return {made[0] for made in sent}
 
     def _hand_out(self, sequence: Sequence) -> None:
-        stream = self._calls.streams.get(sequence) or self._calls.begin(sequence)
+        stream = self._calls.streams.get(sequence) or self._calls.begin(sequence)  # a fork
         sent, count = stream.num_sent, sequence.num_output_tokens
         if count == sent:
             return
@@ -153,4 +198,4 @@ class HandingOut:
         stream.num_sent = count
         reason: FinishReason | None = "length" if sequence.status is SequenceStatus.FINISHED else None
         text = self._words.decode(tokens)
-        stream.channel.put([Delta(stream.prompt, stream.number, text, tokens, None, reason, None, self._end_ns)])
+        stream.channel.put([Delta(stream.prompt, stream.number, text, tokens, None, reason, None, self._due_ns)])

@@ -46,9 +46,11 @@ class ServerState:
         self.address = address.rstrip("/").removesuffix("/v1")
         self.num_requests = 0
         self.num_tokens = 0
+        self.num_uncached_tokens = 0
         self.num_sent = 0
         self.down_until = 0.0
         self._reading = Reading(0, {})
+        self._uncached: dict[int, int] = {}  # of requests without an answer
         self._estimate = PrefixEstimate(_BLOCKS)
 
     @property
@@ -80,11 +82,18 @@ class ServerState:
         self.num_requests += 1
         self.num_sent += 1
         self.num_tokens += request.num_prompt_tokens
+        self._uncached[request.request_id] = uncached = request.num_prompt_tokens - self.prefix_hits(request)
+        self.num_uncached_tokens += uncached
         self._estimate.add(_hashes(request))
 
     def forget(self, request: Request) -> None:
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
+        self.settle(request)
+
+    def settle(self, request: Request) -> None:
+        """The answer has begun, or has ended."""
+        self.num_uncached_tokens -= self._uncached.pop(request.request_id, 0)
 
 
 class RouterServer:
@@ -151,6 +160,7 @@ class RouterServer:
         """What the server sends; where the client goes, the connection to the server is closed, too."""
         try:
             async for data in answer.content.iter_any():
+                server.settle(request)
                 yield data
         finally:
             answer.close()

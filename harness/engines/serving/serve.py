@@ -23,11 +23,13 @@ from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.serving.ledger import Ledger, write_served
 from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
+from harness.engines.switching import quick_switches
 from harness.errors import ConfigError
 from simulator.fleet_system import FleetSystem
 
 _LAST_S = 5  # that requests under way have after an interrupt
-_YOUNG = 5_000  # objects that are made before a collection of the youngest
+_YOUNG = 5_000  # objects that are made before a collection of the youngest: half a millisecond
+_ROUNDS = 200  # of these before one of all that was made since, which stops a server for some 50 ms
 _BACKLOG = 4096  # connections that wait to be accepted
 
 
@@ -132,7 +134,7 @@ async def _run(
     start()
     host, port = listening.getsockname()[:2]
     on_ready(f"http://{host}:{port}")
-    with interrupts.noted(stop), _short_collections():
+    with interrupts.noted(stop), _short_collections(), quick_switches():
         if interrupts.was_raised():  # and lost on the way here
             stop()
         await server.serve(sockets=[listening])
@@ -146,7 +148,7 @@ def _short_collections() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 10, 100)
+    gc.set_threshold(_YOUNG, _ROUNDS, 10)
     try:
         yield
     finally:

@@ -19,7 +19,9 @@ from engine.server.backend import Channel, Opened, PromptInput
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
 from harness.engines.serving.handing_out import Call, Calls, HandingOut
+from harness.engines.serving.reception import Reception
 from simulator.desk import Desk, View
+from simulator.drivers.agenda import Agenda
 from simulator.drivers.live import Live
 from simulator.replica import Observer, Replica
 from simulator.servers import make_replica
@@ -88,7 +90,7 @@ class SimulatedBackend:
 
     def start(self) -> None:
         costs = {id(system): system.cost_model() for system in self._systems}
-        loop = asyncio.get_running_loop()
+        self._agenda = Agenda(asyncio.get_running_loop())
         self._replicas: list[Replica] = []
         self._live: list[Live] = []
         for number, system in enumerate(self._systems):
@@ -98,7 +100,9 @@ class SimulatedBackend:
             observers = Observers([self.tally, *self._observers[number : number + 1], own])
             replica = make_replica(replace(system, compress=False), costs[id(system)], observers)
             self._replicas.append(replica)
-            self._live.append(Live(replica, loop, own.on_begun))
+            self._live.append(Live(replica, self._agenda, own))
+        front_end = self._systems[0].front_end
+        self._reception = front_end and Reception(front_end, len(self._live) * front_end.processes, self._agenda)
         self._desk = Desk(self._replicas, self._rule, time.monotonic_ns)
         for replica, view in zip(self._replicas, self._desk.views, strict=True):
             replica.on_finish = partial(_forget, view)
@@ -131,7 +135,12 @@ class SimulatedBackend:
             view.count(request)
         call = Call(channel, requests, number)
         self._calls.add(call)
-        self._live[number].submit(requests, channel.received_ns)
+        live = self._live[number]
+        if self._reception is None:
+            live.submit(requests, channel.received_ns)
+        else:
+            for request in requests:
+                self._reception.enter(request, channel.received_ns, partial(live.submit, have_arrived=True))
         return Opened(call, read)
 
     def abort(self, call: object) -> None:
@@ -139,7 +148,8 @@ class SimulatedBackend:
         for request in call.requests:
             if request.request_id in self._calls.of:
                 self._calls.forget(request)
-                self._replicas[call.server].withdraw(request)
+                if self._reception is None or not self._reception.withdraw(request):
+                    self._replicas[call.server].withdraw(request)
                 self._desk.views[call.server].forget(request)
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
@@ -159,15 +169,16 @@ class SimulatedBackend:
         return True
 
     def close(self) -> None:
+        self._agenda.close()
         for live in self._live:
             live.close()
 
     def _request(self, tokens: list[int], params: SamplingParams, priority: int, session: int | None) -> Request:
-        self._num_requests += 1
         hashes: list[int] = []
         extend_hashes(hashes, tokens, self._block_size, len(tokens) // self._block_size)
+        number, self._num_requests = self._num_requests, self._num_requests + 1
         return Request(
-            self._num_requests,
+            number,
             len(tokens),
             params.max_tokens or self._answer_tokens,
             block_hashes=hashes,

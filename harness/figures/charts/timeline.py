@@ -13,8 +13,8 @@ import pandas as pd
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
 from harness.figures.subtitles import run_subtitle
-from harness.results.servers import levels, step_integral
-from harness.results.staffing import server_levels
+from harness.results.measures.servers import levels, step_integral
+from harness.results.measures.staffing import server_levels
 from harness.results.tables import Floats, RunResult, slot_uses
 
 _MAX_BINS = 240

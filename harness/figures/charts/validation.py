@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from engine.documents import DocumentError, read_json
-from harness.config.schema.reader import nearest
 from harness.config.schema.tasks.plotting import PlotConfig
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series, is_known
 from harness.figures.charts.closed_loops import rows_chart

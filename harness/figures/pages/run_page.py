@@ -28,10 +28,10 @@ from harness.figures.pages.words import (
     slo_text,
 )
 from harness.figures.subtitles import measured_or_simulated
+from harness.results.measures.unserved import unserved_text
 from harness.results.stored.files import REQUESTS, STEPS, read_gaps, read_numbers, read_summary
 from harness.results.summary import number, percent, scheduler_text
 from harness.results.tables import RunResult
-from harness.results.unserved import unserved_text
 
 _STEP_COLUMNS = [
     "start_time", "duration", "num_decode_seqs", "num_prefill_tokens", "num_running", "num_waiting", "num_used_blocks",

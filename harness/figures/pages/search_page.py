@@ -13,7 +13,7 @@ from harness.figures.pages.elements import Cell, Markup, code, figures, section,
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.words import count, number_cell, numeric, value_text
-from harness.results.step_times import mixed_text
+from harness.results.measures.step_times import mixed_text
 from harness.results.stored.files import SEARCH, SUMMARY
 from harness.results.summary import number
 

@@ -20,11 +20,11 @@ from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction
 from harness.figures.pages.words import count, limits_of, number_cell, numeric, records, slo_text
 from harness.results.load import ALIKE
-from harness.results.slo import LIMITED
-from harness.results.step_times import mixed_text
+from harness.results.measures.slo import LIMITED
+from harness.results.measures.step_times import mixed_text
+from harness.results.measures.unserved import unserved_text
 from harness.results.stored.files import read_summary
 from harness.results.summary import number, percent
-from harness.results.unserved import unserved_text
 
 _VERDICTS = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
 _MOST_FAILED = 20

@@ -36,12 +36,12 @@ class Warming:
 
 def warming_of(requests: Rows) -> Warming:
     """How the prefix caches filled while these requests came; no warming where nothing is known of hits."""
-    came = requests[floats(requests, "first_scheduled_time") >= 0]
-    came = came.iloc[np.argsort(floats(came, "arrival_time"), kind="stable")]
-    prompt, cached = floats(came, "num_prompt_tokens"), floats(came, "num_cached_tokens")
+    came = np.flatnonzero(floats(requests, "first_scheduled_time") >= 0)
     num_cold = len(came) // 4
-    if num_cold < 2 or not cached.sum() > 0:
+    if num_cold < 2 or not floats(requests, "num_cached_tokens")[came].sum() > 0:
         return Warming()
+    came = came[np.argsort(floats(requests, "arrival_time")[came], kind="stable")]
+    prompt, cached = floats(requests, "num_prompt_tokens")[came], floats(requests, "num_cached_tokens")[came]
     gain, error = _gain(prompt, cached)
     if not gain >= max(_MATTERS, _SURE * error):
         return Warming()

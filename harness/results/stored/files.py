@@ -26,8 +26,8 @@ import numpy as np
 
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
+from harness.results.measures.sessions import session_table
 from harness.results.metrics import json_ready
-from harness.results.sessions import session_table
 from harness.results.stored.vllm_json import VLLM_JSON, vllm_document
 from harness.results.tables import Gaps, Rows, RunResult
 from simulator.table import Table, table_of
@@ -75,7 +75,6 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path, expo
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (SUMMARY, FAILED):
         (folder / stale).unlink(missing_ok=True)
-    text = json.dumps(json_ready(summary), indent=2, allow_nan=False) + "\n"
     for name, table in ((REQUESTS, result.request_rows), (STEPS, result.step_rows), (GAPS, _gap_table(result.gaps))):
         write_table(folder / name, table)
     (folder / SESSIONS).unlink(missing_ok=True)
@@ -86,6 +85,12 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path, expo
         write_whole(folder / VLLM_JSON, lambda path: path.write_text(document, encoding="utf-8"))
     for each in exports:
         _write_export(each, result, summary, folder)
+    write_summary(summary, folder)
+
+
+def write_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Write the summary, whole or not at all."""
+    text = json.dumps(json_ready(summary), indent=2, allow_nan=False) + "\n"
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
 
 

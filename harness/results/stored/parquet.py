@@ -1,7 +1,8 @@
 """Tables as Parquet files, without pandas: what a short run writes must not import it, as pyarrow's own converters do.
 
 NaN is stored as a missing value, as pandas stores it. A long table is written in parts, so that no copy of all of it
-is made.
+is made. Columns whose values hardly repeat, such as times, are written without a dictionary, which would take as long
+as all else and be given up in the end.
 """
 
 from __future__ import annotations
@@ -18,16 +19,24 @@ from pyarrow import parquet
 from simulator.table import Categories, Column, Table
 
 _PART_ROWS = 50_000
+_SAMPLE = 4096  # rows that tell whether the values of a column repeat
 
 
 def write_parquet(path: Path, table: Table) -> None:
     """Write `table` to `path`. Columns are numbers, flags, `Categories`, or texts with NaN for what is missing."""
     schema = pa.schema([(name, _type_of(table[name])) for name in table])
-    with parquet.ParquetWriter(path, schema) as writer:
+    repeating = [name for name in table if _repeats(table[name])]
+    with parquet.ParquetWriter(path, schema, use_dictionary=repeating) as writer:
         for start in range(0, max(len(table), 1), _PART_ROWS):
             part = table[start : start + _PART_ROWS]
             arrays = [_array(part[name], schema.field(name).type) for name in part]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _repeats(values: Column | Categories) -> bool:
+    if isinstance(values, Categories) or values.dtype == object:
+        return True
+    return 2 * len(np.unique(values[:_SAMPLE])) <= min(len(values), _SAMPLE)
 
 
 def _type_of(values: Column | Categories) -> pa.DataType:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.results.servers import overlap_free
+from harness.results.measures.servers import overlap_free
 from harness.results.stored.files import write_whole
 from harness.results.tables import RunResult
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.config import RunConfig, validated
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError
 
 _UNITS = {

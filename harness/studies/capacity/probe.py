@@ -1,6 +1,7 @@
 """A probe: one run at one load, stored as any run, and what it says about the capacity.
 
-<folder>/probes/<value>-seed<k>/   config.yaml, requests.parquet, steps.parquet, gaps.parquet, summary.json: a run
+<folder>/probes/<value>-seed<k>/   config.yaml, inputs.json, summary.json: a run; its tables only of a real engine, as a
+                                   simulation is repeated from its configuration sooner than read
                                    probe.json: what the search reads, written last
 """
 
@@ -13,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from engine.documents import DocumentError, read_json
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import ConfigError
 from harness.results.columns import floats, nan_min
-from harness.results.servers import step_integral
-from harness.results.slo import beyond_limits
+from harness.results.measures.servers import step_integral
+from harness.results.measures.slo import beyond_limits
 from harness.results.statistics.warming import warming_of
-from harness.results.stored.files import INPUTS, SUMMARY, write_whole
+from harness.results.stored.files import INPUTS, SUMMARY, write_summary, write_whole
 from harness.results.stored.inputs import input_digests, read_inputs
-from harness.results.tables import RunResult
+from harness.results.tables import Rows, RunResult
 from harness.studies.capacity.keys import counts_servers, load_of
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
@@ -89,23 +89,31 @@ def run_probe(config: RunConfig, key: str, folder: Path, num_warmup: int = 0) ->
     if (found := _finished(config, folder)) is not None:
         return found
     (folder / _PROBE).unlink(missing_ok=True)
-    served = run_quietly(config, folder)
+    served = run_quietly(config, folder, with_tables=config.engine.kind != "sim")
     probe = _measure(config, key, folder.name, served.result, served.summary, num_warmup)
     text = json.dumps(asdict(probe), indent=2)
     write_whole(folder / _PROBE, lambda path: path.write_text(text, encoding="utf-8"))
     return probe
 
 
-def run_quietly(config: RunConfig, folder: Path) -> Run:
-    """A run as `task=run` makes it, without a word. Raises as `run_probe`."""
+def run_quietly(config: RunConfig, folder: Path, *, with_tables: bool = True) -> Run:
+    """A run as `task=run` makes it, without a word; `with_tables` leaves its tables in the folder, too. Raises as
+    `run_probe`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
     inputs = input_digests(config)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     write_whole(folder / INPUTS, lambda path: path.write_text(json.dumps(inputs, indent=2), encoding="utf-8"))
-    served = serve_trace(config, write=lambda run: run.write(folder))
+    served = serve_trace(config, write=lambda run: _write(run, folder, with_tables))
     served.check(folder)
     return served
+
+
+def _write(run: Run, folder: Path, with_tables: bool) -> None:
+    if with_tables:
+        run.write(folder)
+    else:
+        write_summary(run.summary, folder)
 
 
 def _finished(config: RunConfig, folder: Path) -> Probe | None:
@@ -123,15 +131,15 @@ def _finished(config: RunConfig, folder: Path) -> Probe | None:
 def _measure(
     config: RunConfig, key: str, name: str, result: RunResult, summary: Mapping[str, Any], num_warmup: int
 ) -> Probe:
-    num_missing = max(0, (_num_asked(config) or 0) - len(result.requests))
-    num_warmup, warming = max(0, num_warmup - num_missing), warming_of(result.requests)
-    requests = _steady(result.requests, summary["ramp_up_s"] or 0.0, max(num_warmup, warming.num_cold))
+    num_missing = max(0, (_num_asked(config) or 0) - len(result.request_rows))
+    num_warmup, warming = max(0, num_warmup - num_missing), warming_of(result.request_rows)
+    requests = _steady(result.request_rows, summary["ramp_up_s"] or 0.0, max(num_warmup, warming.num_cold))
     slow = beyond_limits(requests, config.metrics.slo)
     beyond = {name: float(flags.mean()) for name, flags in slow.items()}
     return Probe(
         load=load_of(config, key),
         seed=config.seed,
-        num_requests=len(result.requests) - num_warmup,
+        num_requests=len(result.request_rows) - num_warmup,
         folder=name,
         share=max(beyond.values()),
         beyond=beyond,
@@ -164,16 +172,16 @@ def _full_load(config: RunConfig, key: str, summary: Mapping[str, Any]) -> float
     return load_of(config, key) / float(summary["offered_load"])
 
 
-def _steady(requests: pd.DataFrame, ramp_up_s: float, num_cold: int) -> pd.DataFrame:
+def _steady(requests: Rows, ramp_up_s: float, num_cold: int) -> Rows:
     """The requests without those that arrived while the system filled: the first tenth, those in the ramp-up, and the
     first `num_cold`, whose prefixes were not cached yet."""
     arrival = floats(requests, "arrival_time")
     order = np.argsort(np.argsort(arrival, kind="stable"), kind="stable")  # NaN, which did not arrive, is last
     filling = (order < max(_FILLING * len(order), num_cold)) | (arrival < nan_min(arrival) + ramp_up_s)
-    return requests if filling.all() else requests[~filling].sort_values("arrival_time")
+    return requests if filling.all() else requests[~filling]
 
 
-def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:
+def _percentile(requests: Rows, name: str, percentile: float) -> float:
     seconds = floats(requests[(requests["status"] == "finished").to_numpy()], name)
     seconds = seconds[~np.isnan(seconds)]
     return float(np.percentile(seconds, percentile)) * 1e3 if len(seconds) else 0.0
@@ -182,11 +190,11 @@ def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:
 def _busy(result: RunResult) -> float:
     """Share of the time of arrivals in which a step ran, over all servers; of all of the run, where all arrive at
     once."""
-    arrival, starts = floats(result.requests, "arrival_time"), floats(result.steps, "start_time")
-    durations = floats(result.steps, "duration")
+    arrival, starts = floats(result.request_rows, "arrival_time"), floats(result.step_rows, "start_time")
+    durations = floats(result.step_rows, "duration")
     if not len(starts):
         return 0.0
     first, last = float(np.nanmin(arrival)), float(np.nanmax(arrival))
     last = last if last > first else float((starts + durations).max())
-    done = step_integral(result.steps, durations, [first, last])
+    done = step_integral(result.step_rows, durations, [first, last])
     return min(1.0, float(done[1] - done[0]) / result.num_tracks / (last - first)) if last > first else 0.0

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
+from harness.results.measures.step_times import mixed_text
 from harness.results.metrics import json_ready
-from harness.results.step_times import mixed_text
 from harness.results.stored.files import CAPACITY, write_whole
 from harness.results.summary import number
 from harness.studies.capacity.row import Row, range_text

@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -22,19 +23,30 @@ from harness.errors import TwinServeError
 from harness.studies.capacity.probe import Probe, run_probe
 
 T = TypeVar("T")
+_POOLS: dict[int, ProcessPoolExecutor] = {}  # by their number of processes
+_STARTING = threading.Lock()
+_are_ended = threading.Event()
 
 
 def run_all(jobs: Sequence[tuple[RunConfig, str, Path, int]], workers: int | None) -> list[Probe]:
-    """`run_probe` of each job, on as many processes as `num_workers` says.
+    """`run_probe` of each job, on as many processes as `num_workers` says. This process is one of them, as it has read
+    the profile already, and a scout, which runs alone, starts no other; but not where several threads of it search.
 
     Raises:
         TwinServeError: as `run_probe`, or a process was killed.
         KeyboardInterrupt: the search was interrupted; probes under way are not kept.
     """
     workers = num_workers([config for config, *_ in jobs], workers)
-    with ended_on_failure(workers):
-        futures = [submit(workers, partial(run_probe, *job)) for job in jobs]
-        return [future.result() for future in futures]
+    is_alone = _is_main() or workers == 1
+    own = range(0, len(jobs), workers) if is_alone else ()
+    with ended_on_failure():
+        others = {
+            number: _elsewhere(workers - is_alone, partial(run_probe, *job))
+            for number, job in enumerate(jobs)
+            if number not in own
+        }
+        done = {number: run_probe(*jobs[number]) for number in own}
+        return [done[number] if number in done else others[number].result() for number in range(len(jobs))]
 
 
 def num_workers(configs: Iterable[RunConfig], workers: int | None) -> int:
@@ -48,14 +60,25 @@ def num_workers(configs: Iterable[RunConfig], workers: int | None) -> int:
 def submit(workers: int, job: Callable[[], T]) -> Future[T]:
     """Run a job on one of `workers` processes; with one, in this process, before the call returns."""
     if workers > 1:
-        with _main_left_out(), interrupts.held():  # a process that is being started is not known yet, nor ended
-            return _pool(workers).submit(job)
+        return _elsewhere(workers, job)
     future: Future[T] = Future()
     try:
         future.set_result(job())
     except Exception as error:
         future.set_exception(error)
     return future
+
+
+def _elsewhere(processes: int, job: Callable[[], T]) -> Future[T]:
+    """Run a job on one of so many other processes; raises KeyboardInterrupt where another thread has ended them."""
+    if _are_ended.is_set() and not _is_main():
+        raise KeyboardInterrupt
+    with _STARTING, _main_left_out(), interrupts.held():  # a process that is being started is not known yet, nor ended
+        return _pool(processes).submit(job)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
@@ -71,27 +94,37 @@ def _main_left_out() -> Iterator[None]:
 
 
 @contextmanager
-def ended_on_failure(workers: int) -> Iterator[None]:
-    """Where the block raises, the processes end; raises TwinServeError where one of them was killed."""
+def ended_on_failure() -> Iterator[None]:
+    """Where the block raises, the processes end, but for a block in a thread, beside which others go on; raises
+    TwinServeError where a process was killed, and KeyboardInterrupt where another thread ended them."""
+    if _is_main():
+        _are_ended.clear()
     try:
         yield
-    except BrokenProcessPool:
-        _pool.cache_clear()
+    except (BrokenProcessPool, CancelledError):
+        if _are_ended.is_set():
+            raise KeyboardInterrupt from None
+        _POOLS.clear()
         raise TwinServeError(
             "a process of the search was killed, perhaps for want of memory; use fewer: capacity.workers=1, "
             "search.workers=1"
         ) from None
     except BaseException:
-        if workers > 1:
-            _end(workers)
+        if _is_main():
+            _end()
         raise
 
 
-@cache
-def _pool(workers: int) -> ProcessPoolExecutor:
+def _pool(processes: int) -> ProcessPoolExecutor:
+    if processes not in _POOLS:
+        _POOLS[processes] = _started(processes)
+    return _POOLS[processes]
+
+
+def _started(processes: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")  # a fork of this process would inherit its threads' locks
     context.set_forkserver_preload(["harness.studies.capacity.probe"])
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin_worker)
 
 
 def _begin_worker() -> None:
@@ -100,10 +133,12 @@ def _begin_worker() -> None:
     logging.disable()
 
 
-def _end(workers: int) -> None:
+def _end() -> None:
     """End the workers, those in the middle of a probe included."""
-    pool = _pool(workers)
-    _pool.cache_clear()
-    for process in multiprocessing.active_children():
+    _are_ended.set()
+    pools = [*_POOLS.values()]
+    _POOLS.clear()
+    for process in multiprocessing.active_children() if pools else ():
         process.terminate()
-    pool.shutdown(wait=True, cancel_futures=True)
+    for pool in pools:
+        pool.shutdown(wait=True, cancel_futures=True)

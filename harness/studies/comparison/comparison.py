@@ -55,7 +55,7 @@ def write_comparison(
     baseline: str | int | None = None,
     console: Console | None = None,
 ) -> Comparison:
-    """Compare results: tables and figures in `out_folder`, and a table on the console.
+    """Compare results: tables, a page and the figures that are asked for in `out_folder`, and a table on the console.
 
     comparison.parquet and comparison.csv have a row per run; configurations.csv has one per configuration and load,
     with means and intervals over seeds, and differences from the baseline in percent.
@@ -69,7 +69,7 @@ def write_comparison(
     write_whole(paths[0], lambda path: _parquet_ready(runs).to_parquet(path, index=False))
     write_whole(paths[1], lambda path: runs.to_csv(path, index=False))
     write_whole(paths[2], lambda path: table.to_csv(path, index=False))
-    if curves:
+    if curves and (plot.formats or plot.has_axes):
         paths += write_comparison_charts(table, curves, out_folder, plot)
     paths.append(write_comparison_page(runs, table, out_folder))
     print_comparison(runs, table, console or Console())

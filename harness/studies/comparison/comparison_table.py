@@ -12,10 +12,10 @@ from rich.text import Text
 
 from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import tail_percentile
-from harness.results.slo import LIMITED
-from harness.results.step_times import mixed_text
+from harness.results.measures.slo import LIMITED
+from harness.results.measures.step_times import mixed_text
+from harness.results.measures.unserved import unserved_text
 from harness.results.summary import number, percent
-from harness.results.unserved import unserved_text
 from harness.studies.comparison.notes import notes_on
 
 _MAX_ROWS, _MAX_NOTES = 40, 6

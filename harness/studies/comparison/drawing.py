@@ -8,8 +8,8 @@ import pandas as pd
 
 from engine.documents import DocumentError, read_yaml, user_path
 from harness.config import RunConfig
-from harness.config.schema.reader import nearest
 from harness.config.schema.tasks.plotting import PlotConfig
+from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 from harness.figures import write_charts, write_comparison_charts, write_run_charts, write_validation_charts
 from harness.figures.charts.calibration import calibration_chart

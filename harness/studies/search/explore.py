@@ -27,11 +27,11 @@ from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError, TwinServeError
+from harness.results.measures.step_times import mixed_text
+from harness.results.measures.unserved import unserved_text
 from harness.results.metrics import json_ready
-from harness.results.step_times import mixed_text
 from harness.results.stored.files import SEARCH, write_whole
 from harness.results.summary import number
-from harness.results.unserved import unserved_text
 from harness.studies.capacity.capacity import make_document, run_probes, search
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence
 from harness.studies.capacity.keys import searched_key, with_load
@@ -113,7 +113,7 @@ def _run_trials(study: optuna.Study, config: RunConfig, folder: Path, console: C
         else:
             console.print(Text(f"{len(finished(study))}/{settings.trials}  {current.text()}"), soft_wrap=True)
 
-    with ended_on_failure(workers):
+    with ended_on_failure():
         while under_way or begins_another():
             while len(under_way) < workers and begins_another() and (trial := ask_another(study, space)) is not None:
                 go_on(_TrialUnderWay(study, trial, config, folder), None)

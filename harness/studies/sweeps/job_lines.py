@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from harness.results.measures.unserved import unserved_text
 from harness.results.stored.files import CAPACITY, SUMMARY, read_summary
 from harness.results.summary import number
-from harness.results.unserved import unserved_text
 
 _FILE = "TWINSERVE_JOBS"
 _REFRESH_S = 0.2

@@ -18,7 +18,7 @@ from harness.config import (
     SyntheticTrace,
     TraceConfig,
 )
-from harness.config.schema.trace_files import FileTrace
+from harness.config.schema.traffic.trace_files import FileTrace
 from harness.errors import ConfigError
 from harness.workload import agents, sampling
 from harness.workload.rows.sieve import RowRules

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.config.schema.trace_files import TRACE_COLUMNS
+from harness.config.schema.traffic.trace_files import TRACE_COLUMNS
 from harness.errors import TraceError
 from harness.workload.readers import plain
 from harness.workload.rows import value_checks

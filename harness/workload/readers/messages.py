@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config.schema.trace_files import MESSAGES
+from harness.config.schema.traffic.trace_files import MESSAGES
 from harness.errors import ConfigError
 from harness.workload.rows.sieve import RowSieve
 from harness.workload.rows.tabular import Columns

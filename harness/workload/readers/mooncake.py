@@ -6,7 +6,6 @@ are turns, whose input_length is that of the new message, and which come `delay`
 
 import numpy as np
 
-from harness.workload.readers import aiperf_mooncake
 from harness.workload.rows.lists import integer_lists, list_lengths, num_blocks
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, build_trace, collect
@@ -32,6 +31,8 @@ def read(path: str, rules: RowRules, output_tokens: int | None = None, tokenizer
     """
     first = first_record(path, (), "a Mooncake trace")
     if not set(_KEYS) <= set(first) or "session_id" in first:
+        from harness.workload.readers import aiperf_mooncake  # imported late, as it brings pandas
+
         return aiperf_mooncake.read(path, rules, HASH_BLOCK_SIZE, output_tokens, tokenizer)
     sieve = RowSieve(path, rules)
     columns = collect(json_batches(path), _parse, sieve)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.config.schema.trace_files import MESSAGES, TRACE_COLUMNS, Delimiter
+from harness.config.schema.traffic.trace_files import MESSAGES, TRACE_COLUMNS, Delimiter
 from harness.errors import TraceError
 from harness.workload.readers.messages import MessageCounter
 from harness.workload.rows.csv_file import DELIMITERS, csv_header, require_columns

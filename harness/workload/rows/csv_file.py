@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from harness.config.schema.trace_files import Delimiter
+from harness.config.schema.traffic.trace_files import Delimiter
 from harness.errors import TraceError
 from harness.workload.rows.trace_files import LINE_BYTES, Proposal, file_head, no_proposal, open_trace
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from json.scanner import make_scanner
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,9 @@ _OTHER_FILES = {  # by their first bytes
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed by zstd", b"\xfd7zXZ\x00": "compressed by xz",
     b"BZh": "compressed by bzip2", b"PAR1": "a Parquet file",
 }  # fmt: skip
-_BATCH_LINES = 4096
+_BATCH_LINES, _FIRST_LINES = 4096, 16
+_SCAN: Callable[[str, int], tuple[Any, int]] = make_scanner(cast(Any, json.JSONDecoder()))
+_BLANKS = " \t\r\n"
 LINE_BYTES = 1 << 26
 
 Proposal = Callable[[Collection[str], Collection[str]], str]  # of the column names found and wanted
@@ -79,11 +82,11 @@ def file_head(path: str) -> bytes:
     return start
 
 
-def json_batches(path: str) -> Iterator[JsonBatch]:
-    """Yields the objects of a JSON-lines file, one per line. Blank lines are skipped."""
+def json_batches(path: str, num_lines: int = _BATCH_LINES) -> Iterator[JsonBatch]:
+    """Yields the objects of a JSON-lines file, one per line, of so many lines at a time. Blank lines are skipped."""
     with open_trace(path) as file:
         numbered = enumerate(iter(partial(file.readline, LINE_BYTES), b""), 1)
-        while texts := list(islice(numbered, _BATCH_LINES)):
+        while texts := list(islice(numbered, num_lines)):
             for line, text in texts:
                 if len(text) == LINE_BYTES:
                     raise TraceError(f"{path}, line {line}: longer than {LINE_BYTES} bytes")
@@ -105,7 +108,7 @@ def first_record(
     """The first object of a JSON-lines file, which must have the wanted keys; raises TraceError otherwise, with the
     `proposal` of the names found and wanted."""
     file_head(path)
-    record = next((batch.records[0] for batch in json_batches(path) if batch.records), None)
+    record = next((batch.records[0] for batch in json_batches(path, _FIRST_LINES) if batch.records), None)
     if record is None or not set(wanted) <= set(record):
         proposed = proposal(record, wanted) if record else ""
         raise TraceError(f"{path}: not {what}: each line must be a JSON object with {', '.join(wanted)}{proposed}")
@@ -113,6 +116,14 @@ def first_record(
 
 
 def _decode(text: bytes) -> dict[str, Any] | None:
+    if text.startswith(b"{"):
+        try:
+            record, end = _SCAN(whole := text.decode(), 0)
+        except (ValueError, StopIteration, RecursionError):
+            pass  # perhaps in another encoding
+        else:
+            if not whole[end:].strip(_BLANKS):
+                return cast(dict[str, Any], record)
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):

@@ -30,19 +30,17 @@ Its other share is of servers without asynchronous scheduling.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from engine.engine_config import KVDtype
-from simulator.importers.aiconfigurator.attention import Attention, AttentionShape, stored_as
+from simulator.importers.aiconfigurator.attention import Attention, stored_as
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
-from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
-from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import (
+from simulator.importers.aiconfigurator.experts.deep_gemm import NAME as DEEP_GEMM
+from simulator.importers.aiconfigurator.experts.deep_gemm import padded_experts
+from simulator.importers.aiconfigurator.experts.kernels import (
     CUTLASS,
     OPEN_TRITON,
     TRITON,
@@ -50,11 +48,11 @@ from simulator.importers.aiconfigurator.experts import (
     experts,
     whole_experts,
 )
+from simulator.importers.aiconfigurator.experts.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.latent_attention import launches_us
-from simulator.importers.aiconfigurator.like_experts import like_experts, whole_like_experts
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve
-from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
+from simulator.importers.aiconfigurator.other_attention import attention_table
 from simulator.importers.aiconfigurator.other_kernels import choosing_us, float32_router, norm_exchange, routing_us
 from simulator.importers.aiconfigurator.rules import (
     HOST,
@@ -73,7 +71,8 @@ from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32
 from simulator.profile.graph_sizes import graph_sizes
-from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError, ProfileMeta
+from simulator.profile.meta import ProfileMeta
+from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
 _ROUTING_KERNELS, _TF32_ROUTER, _WHOLE_TOPK = "routing_kernels", "tf32_router", "whole_topk"
@@ -98,13 +97,13 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         curve = operators["experts"]
         operators["experts"] = curve._replace(times_us=curve.times_us + _beside(database, model, chosen, curve.sizes))
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
-    attention_table, kv_dtype = _attention_table(
+    attention_rows, kv_dtype = attention_table(
         database, attention, model, tensor_parallel_size, of_whole_topk=_WHOLE_TOPK in chosen
     )
     tables = {
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
-        "attention": attention_table,
+        "attention": attention_rows,
     }
     num_dropped = gemms.num_dropped + attention.num_dropped
     if tensor_parallel_size > 1:
@@ -246,41 +245,6 @@ def _sequence_operators(
         if gather is not None:
             curves["logits_all_gather"] = MeasuredCurve(sizes, gather.at(sizes * model.vocab_size * model.dtype_bytes))
     return curves, dict.fromkeys(curves, 1)
-
-
-def _attention_table(
-    database: Database, attention: Attention, model: Model, ranks: int, *, of_whole_topk: bool
-) -> tuple[pd.DataFrame, KVDtype]:
-    """One layer's attention, the mean over layers where some have a sliding window, and the KV dtype that it was
-    measured with: the first of `priced_kv_dtypes` that the database has."""
-    *preferred, last = model.priced_kv_dtypes
-    for kv_dtype in preferred:
-        with suppress(ProfileError):
-            return _attention_with(database, attention, model, ranks, kv_dtype, of_whole_topk), kv_dtype
-    return _attention_with(database, attention, model, ranks, last, of_whole_topk), last
-
-
-def _attention_with(
-    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype, of_whole_topk: bool
-) -> pd.DataFrame:
-    block = model.first(GroupedQuery)
-    if block is None or not is_plain(model):
-        decodes, chunks = mean_attention(database, attention, model, ranks, kv_dtype, of_whole_topk=of_whole_topk)
-    else:
-        stored, sizes = stored_as(kv_dtype), model.sizes
-        heads, windows = (
-            block.num_heads // ranks,
-            (sizes["sliding_window"], sizes["num_sliding_layers"] / model.num_layers),
-        )
-        shape = AttentionShape(heads, block.kv_heads_per_rank(ranks), block.head_dim, stored, *windows)
-        decodes, chunks = attention.decodes(shape), attention.chunks(shape)
-    return pd.concat(
-        [
-            decodes.assign(prefill_tokens=0, prefill_context=0),
-            chunks.assign(num_decodes=0, decode_context=0),
-        ],
-        ignore_index=True,
-    )
 
 
 def steps_table(host: Host) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Attention of models that have other kinds than grouped-query attention, or several kinds: the mean over the layers.
+"""The attention table of a model: with other kinds than grouped-query attention, or several, the mean over layers.
 
     kind                  table                    what was timed
     latent                `latent_attention`
@@ -11,6 +11,7 @@ without a gate. Delta attention of Kimi and Mamba-2 were not timed for sizes tha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,41 @@ def is_plain(model: Model) -> bool:
     attentions = [block for _, block in model.blocks if block.is_attention]
     sizes = {(each.num_heads, each.num_kv_heads, each.kv_dim) for each in attentions if isinstance(each, GroupedQuery)}
     return len(sizes) == 1 and all(isinstance(each, GroupedQuery) for each in attentions)
+
+
+def attention_table(
+    database: Database, attention: Attention, model: Model, ranks: int, *, of_whole_topk: bool
+) -> tuple[pd.DataFrame, KVDtype]:
+    """One layer's attention, the mean over layers where some have a sliding window, and the KV dtype that it was
+    measured with: the first of `priced_kv_dtypes` that the database has."""
+    *preferred, last = model.priced_kv_dtypes
+    for kv_dtype in preferred:
+        with suppress(ProfileError):
+            return _attention_with(database, attention, model, ranks, kv_dtype, of_whole_topk), kv_dtype
+    return _attention_with(database, attention, model, ranks, last, of_whole_topk), last
+
+
+def _attention_with(
+    database: Database, attention: Attention, model: Model, ranks: int, kv_dtype: KVDtype, of_whole_topk: bool
+) -> pd.DataFrame:
+    block = model.first(GroupedQuery)
+    if block is None or not is_plain(model):
+        decodes, chunks = mean_attention(database, attention, model, ranks, kv_dtype, of_whole_topk=of_whole_topk)
+    else:
+        stored, sizes = stored_as(kv_dtype), model.sizes
+        heads, windows = (
+            block.num_heads // ranks,
+            (sizes["sliding_window"], sizes["num_sliding_layers"] / model.num_layers),
+        )
+        shape = AttentionShape(heads, block.kv_heads_per_rank(ranks), block.head_dim, stored, *windows)
+        decodes, chunks = attention.decodes(shape), attention.chunks(shape)
+    return pd.concat(
+        [
+            decodes.assign(prefill_tokens=0, prefill_context=0),
+            chunks.assign(num_decodes=0, decode_context=0),
+        ],
+        ignore_index=True,
+    )
 
 
 def mean_attention(

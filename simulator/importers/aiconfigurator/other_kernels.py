@@ -1,7 +1,7 @@
 """Kernels of some models that the database has no tables for.
 
     router           in float32: the hidden state is cast, and the product takes as much longer than in 16 bits as on an
-                     H100 (`python -m experiments.float32_router`: 256 by 3,072, torch 2.11, in a CUDA graph), in
+                     H100 (`experiments/results/float32_router.csv`: 256 by 3,072, torch 2.11, in a CUDA graph), in
                      proportion to its weights, and longer where the device's rate of float32 is lower. Other sizes
                      measured there are within a half of that up to 128 tokens, and within a third beyond. A server
                      may be told to round its inputs to TF32 (VLLM_FLOAT32_MATMUL_PRECISION=high)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from simulator.importers.aiconfigurator.compile import compile_profile, steps_table
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.deep_ep import deep_ep_exchange
+from simulator.importers.aiconfigurator.experts.deep_ep import deep_ep_exchange
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.hardware import Device

@@ -17,7 +17,8 @@ from engine.core.policies.priority import Priority
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, Sequence
 from tests.engine.core.builders import chunks, ids, make, run, step
-from tests.engine.fuzz.fuzz_workloads import OWN_POLICY, random_workload
+from tests.engine.fuzz.fuzz_options import OWN_POLICY
+from tests.engine.fuzz.fuzz_workloads import random_workload
 from tests.engine.fuzz.outputs_fit import OutputsFit
 from tests.engine.fuzz.soundness import check_workload
 from tests.selection import few

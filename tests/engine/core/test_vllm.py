@@ -100,7 +100,7 @@ class Log:
         for ahead in range(plan.num_steps):
             computed = [(request_id, length + ahead, 1) for request_id, length in decodes]
             computed += [(c.sequence.request_id, c.start, c.num_tokens) for c in plan.prefills]
-            used += sum(len(blocks) for at, _, blocks in plan.growth if at == ahead > 0)
+            used += sum(len(each.blocks) for each in plan.growth if each.ahead == ahead > 0)
             state = (used, plan.num_running, plan.num_waiting)
             admitted, preempted = ([s.request_id for s in each] for each in (plan.admitted, plan.preempted))
             others = ([], []) if ahead else (admitted, preempted)

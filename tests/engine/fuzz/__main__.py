@@ -11,7 +11,8 @@ from pathlib import Path
 
 from engine.core.policies import POLICIES
 from tests.engine.fuzz.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz.fuzz_workloads import OWN_POLICY, random_workload
+from tests.engine.fuzz.fuzz_options import OWN_POLICY
+from tests.engine.fuzz.fuzz_workloads import random_workload
 from tests.engine.fuzz.mutants.all_mutants import MUTANTS
 from tests.engine.fuzz.outputs_fit import OutputsFit
 from tests.engine.fuzz.soundness import check_workload

@@ -14,7 +14,7 @@ from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from tests.engine.fuzz.fuzz_workloads import APART, OWN_POLICY
+from tests.engine.fuzz.fuzz_options import APART, OWN_POLICY
 from tests.engine.fuzz.workload import Workload
 
 

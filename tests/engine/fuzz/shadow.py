@@ -9,13 +9,13 @@ from collections import Counter, abc
 from engine.core.flight import Verified
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
-from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
-from tests.engine.fuzz.fuzz_workloads import APART
+from engine.core.sequence import Request, RequestRefusedError, Sequence
+from tests.engine.fuzz.fuzz_options import APART
 from tests.engine.fuzz.promptness import check_findable, check_found_ahead, check_promptness, check_seats
 from tests.engine.fuzz.shadow_store import Holders, ShadowStore, Token
 from tests.engine.fuzz.shares import IS_COMPILED, Shares
 from tests.engine.fuzz.slot_reference import check_slots
-from tests.engine.fuzz.thrift import Thrift, check_chunks, watched
+from tests.engine.fuzz.thrift import Thrift, check_chunks, check_padding, watched
 from tests.engine.fuzz.trail import Trail
 from tests.engine.fuzz.workload import FORK_TOKENS, Workload
 
@@ -206,29 +206,12 @@ class ShadowExecutor:
         assert plan.num_decodes == plan.work.num_decodes == len(contexts)
         assert plan.work.num_context_tokens == sum(contexts)
         assert plan.work.num_squared_context_tokens == sum(length**2 for length in contexts)
-        self._check_padding(plan, len(late), sum(1 + courses[sequence][0].num_drafts for sequence in late))
+        self.trail.counts["steps of padding"] += check_padding(
+            workload, self.scheduler, plan, len(late), sum(1 + courses[sequence][0].num_drafts for sequence in late)
+        )
         for chunk in plan.prefills:
             again = min(chunk.num_tokens, chunk.sequence.num_lost_tokens - chunk.start)
             self.recomputed[chunk.sequence] += max(0, again)
-
-    def _check_padding(self, plan: StepPlan, num_late: int, num_late_tokens: int) -> None:
-        """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape; of
-        `num_late` decodes all tokens are under way already."""
-        sizes = [chunk.num_tokens for chunk in plan.prefills]
-        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes.copy()
-        for i, chunk in enumerate(plan.prefills):
-            if chunk.sequence in plan.admitted:
-                padding = self.workload.padding(plan, self.scheduler.max_model_len, chunk.sequence, chunk.start)
-                assert padding is not None, "it must wait"
-                padded[i] += padding
-        expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
-        assert [tuple(chunk) for chunk in plan.work.chunks] == expected
-        assert sum(padded) <= self.workload.max_num_batched_tokens, "padding exceeds the tokens of a step"
-        rows = sum(sequence.status is SequenceStatus.PADDING for sequence in plan.decodes) if plan.num_decodes else 0
-        assert plan.num_padding_seqs == rows + num_late
-        assert plan.num_padding_tokens == rows + num_late_tokens + sum(padded) - sum(sizes)
-        assert not rows or (self.workload.pads and rows < plan.num_decodes), "a step is all padding"
-        self.trail.counts["steps of padding"] += rows
 
     def _commit(self, plan: StepPlan, tokens: list[Token], step: int) -> None:
         stopped = {}

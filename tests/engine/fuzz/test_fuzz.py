@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from tests.engine.fuzz.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, for_own_cache, needs_of, random_workload
+from tests.engine.fuzz.fuzz_options import ALTERNATIVES, needs_of
+from tests.engine.fuzz.fuzz_workloads import for_own_cache, random_workload
 from tests.engine.fuzz.mutants.all_mutants import FOR_A_COMMIT, MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.soundness import check_workload

@@ -9,6 +9,7 @@ from engine.core.kv.tier import DEVICE, HOST, Tier
 from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.step_planner import Cut
 from engine.core.scheduler import Scheduler
+from engine.core.sequence import SequenceStatus
 from tests.engine.fuzz.workload import Workload
 
 
@@ -36,6 +37,26 @@ def check_chunks(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> No
             assert options.enable_chunked_prefill or num_tokens == most, "a prompt is cut"
         if sequence.token_ids is not None:
             assert start + num_tokens <= len(sequence.token_ids), "a token is computed before it comes"
+
+
+def check_padding(workload: Workload, scheduler: Scheduler, plan: StepPlan, num_late: int, num_late_tokens: int) -> int:
+    """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape; of
+    `num_late` decodes all tokens are under way already. Returns the padding rows among the decodes."""
+    sizes = [chunk.num_tokens for chunk in plan.prefills]
+    padded = [max(sizes)] * len(sizes) if workload.pads and sizes else sizes.copy()
+    for i, chunk in enumerate(plan.prefills):
+        if chunk.sequence in plan.admitted:
+            padding = workload.padding(plan, scheduler.max_model_len, chunk.sequence, chunk.start)
+            assert padding is not None, "it must wait"
+            padded[i] += padding
+    expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
+    assert [tuple(chunk) for chunk in plan.work.chunks] == expected
+    assert sum(padded) <= workload.max_num_batched_tokens, "padding exceeds the tokens of a step"
+    rows = sum(sequence.status is SequenceStatus.PADDING for sequence in plan.decodes) if plan.num_decodes else 0
+    assert plan.num_padding_seqs == rows + num_late
+    assert plan.num_padding_tokens == rows + num_late_tokens + sum(padded) - sum(sizes)
+    assert not rows or (workload.pads and rows < plan.num_decodes), "a step is all padding"
+    return rows
 
 
 class Thrift:

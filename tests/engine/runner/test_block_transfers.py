@@ -20,16 +20,17 @@ from tests.engine.core.builders import bare_sequence  # noqa: E402
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = {DEVICE: 6, HOST: 9}
-NOTHING = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0, 0, 0)
 
 
 def plan(*moves: tuple[str, int, str, int], lands_in: tuple[int, ...] = ()) -> StepPlan:
     """A plan of these transfers; `lands_in` are the blocks of a sequence that it parks, if any."""
     parked = []
+    transfers = [Transfer(*move) for move in moves]
     if lands_in:
         parked = [bare_sequence(0, 1)]
         parked[0].block_table = list(lands_in)
-    return NOTHING._replace(transfers=[Transfer(*move) for move in moves], parked=parked)
+    work = StepWork((), 0, 0, 0)
+    return StepPlan(0, [], (), 0, work, [], [], parked, [], [], transfers, [], 1, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def launch(transfers: BlockTransfers, plan: StepPlan, number: int = 0, awaited: int = 0) -> Waited:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,15 +42,20 @@ def test_a_chunk_that_is_made_ahead_has_the_bytes_and_counts_of_one_that_is_not(
     texts: list[str], chat: bool, usage: bool, ids: bool
 ) -> None:
     early, late = (answering(Channel(), chat=chat, usage=usage, ids=ids) for _ in range(2))
-    late._id, late._created = early._id, early._created
-    late._before, late._around = early._before, early._around
+    late._id, late._created, late._before = early._id, early._created, early._before
     first, *others = [Delta(0, 0, text, [number]) for number, text in enumerate(texts)]
     assert early.chunks([first]) == late.chunks([first])
+    line = line_of(early)
     for delta in others:
-        assert early.ahead(delta.text, delta.token_ids[0]) == late.chunks([delta])
-        assert early.count_sent(time.monotonic_ns()) >= 0
+        assert line.make(delta.text, delta.token_ids[0]) == app._framed(late.chunks([delta]))
+        line.pace.num_tokens += 1
     assert early._usage() == late._usage()
-    assert answering(Channel(), n=2).ahead("x", 1) is None
+    assert line_of(answering(Channel(), n=2)).make("x", 1) is None
+
+
+def line_of(answering: Answering) -> app._Line:
+    call = app._Call(Backend(), answering, answering._channel, Opened(None, [[1]]))  # type: ignore[arg-type]
+    return app._Line(call, Connection())
 
 
 @dataclass

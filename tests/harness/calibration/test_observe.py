@@ -90,7 +90,9 @@ def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> 
     measured = f"distserve:{write_distserve(tmp_path / 'm.exp', made)}"
     assert made["ttft"].min() > 12e-3 > run(*PROFILED, *work).requests["ttft"].min()
     names = f"calibration.constants=[{','.join(TRUTH)}]"
-    found = calibrate(tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half")
+    found = calibrate(
+        tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half", "calibration.max_evaluations=150"
+    )
     fitted = f"cost.calibration={found.path}"  # one factor and a time of the host stand in for each other in part
     errors = compare(measured, tmp_path / "out", *PROFILED, fitted, "validation.score=second_half")["errors"]
     by_name = {(row["metric"], row["statistic"]): row["error_pct"] for row in errors}

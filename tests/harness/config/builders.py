@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.config import ModelConfig, RunConfig
 from harness.config.command_lines.vllm.serve_line import overrides
-from harness.config.huggingface import resolve_model
+from harness.config.huggingface.configs import resolve_model
 from tests.harness.builders import config
 
 MODELS = Path(__file__).parent / "models"  # keys of published files

@@ -148,8 +148,8 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "on its own",
         ),
         (
-            ["task=serve", "frontend.latency_ms=3"],
-            "frontend.kind=vllm: in simulation only; leave out what is given of it with task=serve",
+            ["task=serve", "engine=cpu", "frontend.latency_ms=3"],
+            "frontend.kind=vllm: in simulation only; leave out what is given of it with engine=cpu",
         ),
         (["trace.n=300", "max_num_seqs=256"], "trace.n=300: must be <= max_num_seqs=256"),
         (["calibration.widths={a:-3}"], "calibration.widths.a=-3: must be a number > 0"),

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
 from harness.config import ModelConfig  # noqa: E402
-from harness.config.huggingface_keys import ignored_notes  # noqa: E402
+from harness.config.huggingface.keys import ignored_notes  # noqa: E402
 from harness.engines.resolving.shapes import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from simulator.models.hardware import Device  # noqa: E402

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from harness import run
-from harness.config.huggingface import resolve_model
+from harness.config.huggingface.configs import resolve_model
 from harness.studies.outcome import Run
 from tests.harness.config.builders import MODELS, published, read, write
 

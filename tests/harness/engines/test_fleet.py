@@ -10,8 +10,8 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.results import metrics
-from harness.results.engine_metrics import engine_metrics
-from harness.results.servers import levels, step_integral
+from harness.results.measures.engine_metrics import engine_metrics
+from harness.results.measures.servers import levels, step_integral
 from harness.results.tables import RunResult
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace

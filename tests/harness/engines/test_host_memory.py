@@ -73,7 +73,7 @@ def test_the_limit_of_the_process_counts(tmp_path: Path) -> None:
     assert 0 < int(done.stdout) < limit
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_runs_out_of_memory_writes_what_it_has(tmp_path: Path) -> None:
     limit = 660 << 20
     command = [

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import MetricsConfig, SloConfig
+from harness.results.measures.servers import step_integral
 from harness.results.metrics import summarize
-from harness.results.servers import step_integral
 from harness.results.tables import Gaps, RunResult
 from tests.harness.results.builders import ToyRequest, run_toy_engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.results.step_times import mixed_text
+from harness.results.measures.step_times import mixed_text
 
 ROOFLINE = "step times: cost=roofline, roofline of the device's rates"
 MEASURED = "step times: measured kernels of Qwen/Qwen3-8B on NVIDIA H200, aiconfigurator_core h200_sxm/vllm/0.24.0"

@@ -14,8 +14,8 @@ from rich.console import Console
 from harness import run
 from harness.config import MetricsConfig, SloConfig
 from harness.figures.pages.text import page_text
+from harness.results.measures.slo import beyond_limits
 from harness.results.metrics import summarize
-from harness.results.slo import beyond_limits
 from harness.results.stored.files import write_results
 from harness.results.summary import print_summary
 from harness.studies.comparison.comparison import write_comparison

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import MetricsConfig, SloConfig
-from harness.results import demand
 from harness.results.load import load_of
+from harness.results.measures import demand
+from harness.results.measures.verdict import judge
 from harness.results.metrics import summarize
 from harness.results.tables import RunResult
-from harness.results.verdict import judge
 from tests.harness.results.builders import META, ToyRequest, heavy_tailed_requests, run_toy_engine
 
 
@@ -73,14 +73,14 @@ def test_a_run_that_ended_early_is_unclear(capacity: float) -> None:
 def test_a_queue_that_grows_all_the_time_overrules_the_estimate(
     capacity: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.results.verdict.offered_load", lambda *_: 0.7)
+    monkeypatch.setattr("harness.results.measures.verdict.offered_load", lambda *_: 0.7)
     for load, verdict in ((1.5, "overloaded"), (0.7, "stable")):
         result = arriving(load * capacity)
         assert judge(result, result.requests).verdict == verdict
 
 
 def test_a_long_run_without_growth_overrules_the_estimate(capacity: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.results.verdict.offered_load", lambda *_: 1.5)
+    monkeypatch.setattr("harness.results.measures.verdict.offered_load", lambda *_: 1.5)
     result = arriving(0.5 * capacity, 2000)
     assert judge(result, result.requests).verdict == "stable"
     result = arriving(1.5 * capacity, 2000)

@@ -148,8 +148,8 @@ def test_the_rest_passes_while_a_gpu_computes_if_steps_were_timed_one_after_the_
 def test_copies_are_priced_once_and_not_in_the_steps_that_follow() -> None:
     copies = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
     model = cost(with_tables(profile(), copies=copies))
-    step = work([], [256] * 4)
-    copying = step._replace(num_copied_blocks=3)
+    step, copying = work([], [256] * 4), work([], [256] * 4)
+    copying.num_copied_blocks = 3
     assert model.step_ns(copying) - model.step_ns(step) == 9_000
     assert (model.decode_ns(copying, 3) - model.decode_ns(step, 3)).tolist() == [9_000, 0, 0]
 

@@ -82,7 +82,9 @@ DECODES = work([], [256] * 64)
 
 
 def copying(num_blocks: int) -> StepWork:
-    return DECODES._replace(num_copied_blocks=num_blocks)
+    step = work([], [256] * 64)
+    step.num_copied_blocks = num_blocks
+    return step
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def serve(
     gateway = Gateway(OpenLoop(times), request_factory(trace, 4), replicas, RoundRobin(NoOptions()))
     Lockstep(env, replicas, shared_ns)
     for time in np.unique(times).tolist():
-        env.call(ARRIVALS, time, lambda call: gateway.dispatch(env.now))
+        env.timetable.call(ARRIVALS, time, lambda call: gateway.dispatch(env.now))
     env.run()
     assert sorted(request.request_id for log in logs for request in log.finished) == list(range(len(prompts)))
     return logs

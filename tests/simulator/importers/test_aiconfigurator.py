@@ -18,7 +18,7 @@ from engine.core.work import ChunkWork, StepWork
 from simulator.costs.profiled import ProfiledCost
 from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.experts import DISTRIBUTION
+from simulator.importers.aiconfigurator.experts.kernels import DISTRIBUTION
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED

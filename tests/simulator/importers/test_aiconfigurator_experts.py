@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.importers.aiconfigurator.experts import CUTLASS, KERNELS, TRITON, copying_work, experts, timed_kernels
+from simulator.importers.aiconfigurator.experts.kernels import (
+    CUTLASS,
+    KERNELS,
+    TRITON,
+    copying_work,
+    experts,
+    timed_kernels,
+)
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import ProfileError
 from tests.simulator.builders import QWEN, resized

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.importers.aiconfigurator.deep_gemm import padded_experts
+from simulator.importers.aiconfigurator.experts.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.rules import SUSTAINED
 from simulator.models.weight_formats import QUANTIZATIONS

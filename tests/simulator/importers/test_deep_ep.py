@@ -7,7 +7,7 @@ import pytest
 
 from harness.engines.resolving.shapes import model_shape
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.deep_ep import HIGH_THROUGHPUT, LOW_LATENCY
+from simulator.importers.aiconfigurator.experts.deep_ep import HIGH_THROUGHPUT, LOW_LATENCY
 from simulator.importers.aiconfigurator.shipped import FOLDER, shipped_exchange
 from simulator.models.model import Model
 from tests.harness.builders import config

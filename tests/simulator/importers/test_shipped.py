@@ -12,8 +12,8 @@ import pytest
 from harness.engines.resolving.shapes import device_rates, model_shape
 from harness.engines.resolving.system import resolve
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.experts import experts
-from simulator.importers.aiconfigurator.like_experts import like_experts
+from simulator.importers.aiconfigurator.experts.kernels import experts
+from simulator.importers.aiconfigurator.experts.like_experts import like_experts
 from simulator.importers.aiconfigurator.shipped import FOLDER, compiled_profile
 from simulator.models.experts import Experts
 from simulator.models.model import Model

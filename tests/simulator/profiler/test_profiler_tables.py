@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulator.profile.profile import Profile, ProfileMeta  # noqa: E402
+from simulator.profile.meta import ProfileMeta  # noqa: E402
+from simulator.profile.profile import Profile  # noqa: E402
 from simulator.profiler import stopwatch  # noqa: E402
 from simulator.profiler.bench import Bench  # noqa: E402
 from simulator.profiler.profile_tables import make_profile, mean_over_median  # noqa: E402

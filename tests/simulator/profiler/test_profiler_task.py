@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 from harness.errors import ConfigError  # noqa: E402
 from harness.studies import machine_profiling  # noqa: E402
-from simulator.profile.profile import META, Profile, ProfileMeta  # noqa: E402
+from simulator.profile.meta import ProfileMeta  # noqa: E402
+from simulator.profile.profile import META, Profile  # noqa: E402
 from simulator.profile.profile_folder import save_profile  # noqa: E402
 from simulator.profiler.profile_machine import PARTIAL, Job, ProfilingError  # noqa: E402
 from tests.harness.builders import config  # noqa: E402

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from harness.config.schema.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text
-from harness.config.schema.workload import RequestCount
+from harness.config.schema.traffic.workload import RequestCount
 
 Choices = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False, min_length=1)]
 Direction = Literal["maximize", "minimize"]

@@ -17,8 +17,9 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list), Field(strict=Fals
 
 
 class PlotConfig(ConfigModel):
-    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`). Without formats a run's
-    figures are on its page only, as drawing files takes longer than a short simulation; all others are PNG files.
+    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`). Without formats figures
+    of runs and comparisons are on their pages only, as drawing files takes longer than a short simulation; all others,
+    and the comparison whose axes are chosen, are PNG files.
 
     task=plot draws `y` over `x`, with a colour for each value of `color` and a panel for each of `facet`; all are
     columns of comparison.csv. `log` names the logarithmic axes. `labels` replaces names in the figures by other text.
@@ -37,6 +38,11 @@ class PlotConfig(ConfigModel):
     def file_formats(self) -> Sequence[str]:
         """Formats of the files of a figure that is drawn."""
         return self.formats or ("png",)
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether it chooses what a comparison shows."""
+        return bool(self.x or self.y or self.color or self.facet)
 
     def name(self, text: str) -> str:
         """The text that stands for `text` in figures."""

@@ -29,6 +29,7 @@ class Server:
     num_free_blocks: int = 0
     num_blocks: int = 60
     number: int = 0
+    num_uncached_tokens: int = 0
     asked: list[Request] = field(default_factory=list)
 
     def prefix_hits(self, request: Request) -> int:
@@ -149,12 +150,11 @@ def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: li
             + kv_use * server.num_free_blocks / server.num_blocks + running * shortness("num_running", server)
         )  # fmt: skip
 
-    chosen = servers[rule.choose(request(), servers)]
     best = max(map(score, servers))
-    assert score(chosen) == pytest.approx(best)
-    equal = [server for server in servers if score(server) == best]
-    if len(equal) == len(servers):
-        assert chosen.num_requests == min(server.num_requests for server in servers)
+    chosen = {rule.choose(request(request_id=number), servers) for number in range(60)}
+    assert all(score(servers[number]) == pytest.approx(best) for number in chosen)
+    if all(score(server) == best for server in servers):
+        assert chosen == {*range(len(servers))}  # of equal ones each is drawn
 
 
 @given(SERVERS, st.integers(1, 8))
@@ -236,6 +236,30 @@ def test_affinity_follows_the_largest_hit_among_servers_that_are_not_much_busier
         assert chosen == min((n for n in near if servers[n].hits == best), key=lambda n: (counts[n], n))
     else:
         assert chosen == counts.index(fewest)  # of several the first
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=5),
+    st.floats(0, 1),
+    st.integers(0, 40),
+)
+@example([(50, 0), (40, 0), (0, 0)], 0.8, 0)
+@example([(50, 40), (0, 9)], 0.8, 30)
+@example([(50, 40), (0, 9)], 0.8, 31)
+def test_of_servers_that_have_the_prompt_the_one_with_the_least_to_compute_is_chosen_unless_it_is_far_behind(
+    servers: list[tuple[int, int]], min_match: float, max_ahead: int
+) -> None:
+    rule = make("token_load", min_match=min_match, max_ahead_tokens=max_ahead)
+    views = [Server(hits=hits, num_uncached_tokens=load) for hits, load in servers]
+    chosen = {rule.choose(request(request_id=number), views) for number in range(80)}
+    having = {n for n, (hits, _) in enumerate(servers) if hits >= min_match * 50}
+    without = {*range(len(servers))} - having
+    allowed = having or without
+    if having and without and max_ahead:
+        ahead = min(servers[n][1] for n in having) - min(servers[n][1] for n in without)
+        allowed = having | without if ahead > max_ahead else having
+    totals = {n: servers[n][1] + 50 - servers[n][0] for n in allowed}
+    assert chosen == {n for n, total in totals.items() if total == min(totals.values())}  # each of equal ones is drawn
 
 
 @pytest.mark.parametrize(

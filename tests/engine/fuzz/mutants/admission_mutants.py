@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine.fuzz.fuzz_workloads import OWN_POLICY
+from tests.engine.fuzz.fuzz_options import OWN_POLICY
 from tests.engine.fuzz.mutants.mutant import Mutant
 
 _OWN = ("--policy", OWN_POLICY)
@@ -39,20 +39,20 @@ ADMISSION_MUTANTS = [
     Mutant("a batch that decodes is looked at once more", "planning/asking.py", "self.follows_decodes or len(",
            "len(", ("--policy", "static")),
     # -- the rule -----------------------------------------------------------------------------------------------------
-    Mutant("a full budget admits nobody", "planning/asking.py", "if num_tokens > free_tokens:",
-           "if num_tokens >= free_tokens:"),
-    Mutant("the first chunk exceeds the budget", "planning/asking.py", "        num_tokens = free_tokens\n",
+    Mutant("a full budget admits nobody", "planning/asking.py", "if num_tokens > state.free_tokens:",
+           "if num_tokens >= state.free_tokens:"),
+    Mutant("the first chunk exceeds the budget", "planning/asking.py", "        num_tokens = state.free_tokens\n",
            "        pass\n"),
-    Mutant("all prompts are cut", "planning/asking.py", "if not may_cut or need.padding:",
+    Mutant("all prompts are cut", "planning/asking.py", "if not state.may_cut or need.padding:",
            "if need.padding:"),
-    Mutant("nobody's prompt is cut", "planning/asking.py", "if not may_cut or need.padding:",
+    Mutant("nobody's prompt is cut", "planning/asking.py", "if not state.may_cut or need.padding:",
            "if True:"),
-    Mutant("the last block is not handed out", "planning/asking.py", "if need.blocks <= free_blocks",
-           "if need.blocks < free_blocks"),
+    Mutant("the last block is not handed out", "planning/asking.py", "if need.blocks <= state.free_blocks",
+           "if need.blocks < state.free_blocks"),
     # -- who asks -----------------------------------------------------------------------------------------------------
     Mutant("the planner does not ask the policy", "planning/step_planner.py",
            "answer = admission.admit(need, state)",
-           "answer = admission.admit(need, state._replace(running=()))", _OWN),
+           "answer = admission.admit(need, state.with_free(state.free_seats, state.free_blocks, ()))", _OWN),
     Mutant("who comes from a tier enters unasked", "planning/step_planner.py", "if isinstance(answer, Wait):",
            "if isinstance(answer, Wait) and not need.is_parked:"),
     Mutant("displacement does not ask the policy", "planning/displacement.py",

@@ -37,7 +37,7 @@ MUTANTS = [
            "entry.parts[:, :0], sign=-1)"),
     Mutant("ragged sums lose a part when they grow", "decodes/step_sums.py", "        self._first = now\n", ""),
     Mutant("a drawn block is found before it is verified", "decodes/ragged.py",
-           "position.step + int(position.gained[index])", "position.step + int(position.gained[-1])"),
+           "position.count + int(position.gained[index])", "position.step + int(position.gained[-1])"),
     Mutant("drawn blocks are never found", "decodes/ragged.py", "self._fills.setdefault(step, {})[sequence] = None",
            "pass"),
     Mutant("an accepted draft is not counted", "decodes/ragged.py", "= np.diff(lengths) - 1",

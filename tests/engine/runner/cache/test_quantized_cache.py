@@ -25,7 +25,7 @@ from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompt
 from tests.harness.builders import config  # noqa: E402
 
 INTEGERS: list[KVDtype] = ["int8", "int4"]
-BRIEF = replace(GREEDY, max_tokens=16)
+BRIEF = replace(GREEDY, max_tokens=12)
 SAMPLED = SamplingParams(n=3, max_tokens=12, temperature=0.8, seed=7)
 
 

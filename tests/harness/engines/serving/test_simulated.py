@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from socket import create_connection
@@ -21,7 +22,9 @@ from tests.harness.engines.serving.builders import SIMULATED, serving, until_idl
 TRACE = pd.DataFrame({"num_prompt_tokens": [900, 30, 400, 5], "num_output_tokens": [3, 20, 9, 1]})
 
 
-@pytest.mark.parametrize("options", [(), ("scheduler.async_scheduling=true",)], ids=["plain", "ahead"])
+@pytest.mark.parametrize(
+    "options", [(), ("scheduler.async_scheduling=true", "frontend=vllm")], ids=["plain", "ahead, with a front end"]
+)
 def test_what_it_records_are_the_times_of_the_simulation(options: tuple[str, ...], tmp_path: Path) -> None:
     """Of requests that come one after the other, as the phase in which others arrive is chance."""
     loop = ("arrival=closed_loop", "arrival.concurrency=1", "model=qwen3-0.6b")
@@ -56,6 +59,16 @@ def test_prefixes_hit_samples_differ_and_clients_that_go_are_forgotten(tmp_path:
         assert server.ask("/reset_prefix_cache", {})[0] == 200
         again = server.ask("/v1/completions", {**body, "max_tokens": 5})[1]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_who_goes_while_the_front_end_has_the_request_never_reaches_the_engine(tmp_path: Path) -> None:
+    front_end = ("frontend=vllm", "frontend.latency_ms=250", "frontend.latency_spread=0")
+    with serving(tmp_path, *SIMULATED, *front_end) as server:
+        begun = time.monotonic()
+        server.open("/v1/completions", {"prompt": [1], "max_tokens": 9, "stream": True}).close()
+        assert server.ask("/v1/completions", {"prompt": [1, 2], "max_tokens": 1})[0] == 200
+        assert time.monotonic() > begun + 0.25
+        assert server.metric("vllm:prompt_tokens_total") == 2
 
 
 def test_a_fleet_is_one_address_whose_rule_spreads_the_calls(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from harness.config import MetricsConfig, SloConfig
 from harness.figures.pages import write_comparison_page, write_page
@@ -29,6 +31,49 @@ from harness.studies.comparison.repeats import configurations, with_differences
 from tests.harness.results.builders import META, heavy_tailed_requests, run_toy_engine
 
 HOSTILE = "</script><img src=http://host/x onerror=alert(1)> & $$x^2$$ \\(y\\)"
+
+
+class Parsed(HTMLParser):
+    """Tags with their attributes, texts outside scripts and styles, data of figures, and rows of sortable tables."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.figures: list[dict[str, Any]] = []
+        self.tables: list[list[list[dict[str, str | None]]]] = []
+        self._inside = ""
+        self._is_data = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append((tag, values))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append({"tag": tag, **values})
+        if tag in ("script", "style"):
+            self._inside, self._is_data = tag, values.get("type") == "application/json"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._inside:
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script" and self._is_data:
+            self.figures.append(json.loads(data, parse_constant=pytest.fail))
+        elif self._inside == "script":
+            self.scripts.append(data)
+        elif not self._inside:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
 
 
 def write_run(folder: Path, rate: float = 30.0, count: int = 300, **meta: Any) -> dict[str, Any]:

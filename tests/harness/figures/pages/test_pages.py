@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.harness.builders import ROOT
 from tests.harness.figures.pages.builders import (
     HOSTILE,
     PAGES,
+    Parsed,
     capacity_document,
     search_document,
     validation_document,
@@ -34,49 +34,6 @@ _TAGS = {
     "dl", "dt", "dd", "pre", "code", "details", "summary", "footer", "strong", "small",
 }  # fmt: skip
 _LARGEST = 5_000_000
-
-
-class Parsed(HTMLParser):
-    """Tags with their attributes, texts outside scripts and styles, data of figures, and rows of sortable tables."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.scripts: list[str] = []
-        self.figures: list[dict[str, Any]] = []
-        self.tables: list[list[list[dict[str, str | None]]]] = []
-        self._inside = ""
-        self._is_data = False
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.tags.append((tag, values))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append({"tag": tag, **values})
-        if tag in ("script", "style"):
-            self._inside, self._is_data = tag, values.get("type") == "application/json"
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == self._inside:
-            self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script" and self._is_data:
-            self.figures.append(json.loads(data, parse_constant=pytest.fail))
-        elif self._inside == "script":
-            self.scripts.append(data)
-        elif not self._inside:
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.texts)
 
 
 @pytest.fixture(scope="module")

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hydra
 import pytest
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
-from harness import cli, jobs
 from harness.results.stored.files import REPORT
-from tests.harness.builders import CONF
-from tests.harness.figures.pages.builders import validation_page, write_run
-from tests.harness.figures.pages.test_pages import Parsed
+from tests.harness.builders import Launch, launcher
+from tests.harness.figures.pages.builders import Parsed, validation_page, write_run
 
-Launch = Callable[..., int]
 _SMALL = ("cost=roofline", "trace.num_requests=12", "progress=false")
-
-
-@pytest.fixture(autouse=True)
-def _clean_hydra() -> Iterator[None]:
-    yield
-    HydraConfig.instance().cfg = None
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +25,7 @@ def _no_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
-    """What `run.py` does with the given arguments, in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-
-    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
-    def main(cfg: DictConfig) -> None:
-        jobs.run_job(cfg)
-
-    def call(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-        return cli.launch(main)
-
-    return call
+    return launcher(monkeypatch, tmp_path)
 
 
 def test_a_run_leaves_its_page_unless_without_plots(launch: Launch, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_the_fewest_are_found_wherever_the_search_starts(needed: int, start: int
 
 @pytest.mark.long
 def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
-    lengths = ["trace=sharegpt", "capacity.num_requests=1500", "capacity.workers=1", "cost=roofline"]
+    lengths = ["trace=sharegpt", "capacity.num_requests=800", "capacity.workers=1", "cost=roofline"]
     asked = config(*SLO, *lengths, "capacity.target_rate=120", "router=least_requests", "tensor_parallel_size=2")
     document = find(asked, tmp_path, ())
     (row,) = document["rows"]
@@ -51,7 +51,7 @@ def test_servers_gpus_and_costs_are_told(tmp_path: Path) -> None:
     assert row["cost_per_hour"] == 4 * row["price_per_gpu_hour"] and row["per_gpu"] == 30
     cost = row["cost_per_hour"] / 3600 / row["output_throughput"] * 1e6
     assert row["cost_per_million_tokens"] == pytest.approx(cost)
-    long = [(each["value"], each["holds"]) for each in row["probes"] if each["num_requests"] == 1500]
+    long = [(each["value"], each["holds"]) for each in row["probes"] if each["num_requests"] == 800]
     assert long == [(1.0, False), (2.0, True)] and row["low"] == 2 <= row["high"] <= 3
     assert "2 servers of 2 NVIDIA H100 80GB HBM3 behind least_requests hold 120 requests/s" in document["sentence"]
     assert "4 GPUs, $16.0 an hour" in document["sentence"]

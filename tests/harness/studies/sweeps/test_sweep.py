@@ -4,26 +4,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import hydra
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import cli
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import TwinServeError
 from harness.studies.sweeps import sweep
 from harness.studies.sweeps.finished import is_complete, is_finished
-from tests.harness.builders import CONF, ROOT, config, execute_in
+from tests.harness.builders import ROOT, Launch, config, execute_in, launcher
 
 SUMMARY = '{"complete": true, "block_size": 16, "num_blocks": 1}'
 FAILING = 64  # the block size at which the stub job fails
-
-Sweep = Callable[..., int]
 
 
 class Recorder:
@@ -60,28 +55,25 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 @pytest.fixture
-def run_sweep(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sweep]:
+def run_sweep(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
     """A sweep over the given overrides in the folder `m`; returns the process's exit code."""
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.chdir(tmp_path)
 
-    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
-    def main(cfg: DictConfig) -> None:
+    def job(cfg: DictConfig) -> None:
         sweep.run_job(cfg, Path(HydraConfig.get().runtime.output_dir), recorder.execute)
 
+    launch = launcher(monkeypatch, tmp_path, "-m", "hydra.sweep.dir=m", job=job)
+
     def call(*overrides: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["run.py", "-m", "hydra.sweep.dir=m", *overrides])
         try:
-            return cli.launch(main)
+            return launch(*overrides)
         except SystemExit as stop:
             assert isinstance(stop.code, int)
             return stop.code
 
-    yield call
-    HydraConfig.instance().cfg = None
+    return call
 
 
-def test_jobs_are_run_and_compared_in_the_order_in_which_they_are_given(run_sweep: Sweep, recorder: Recorder) -> None:
+def test_jobs_are_run_and_compared_in_the_order_in_which_they_are_given(run_sweep: Launch, recorder: Recorder) -> None:
     assert run_sweep("block_size=128,16") == 0
     assert recorder.jobs == ["block_size=128", "block_size=16"]
     assert recorder.compared == [["block_size=128", "block_size=16"]]
@@ -89,7 +81,7 @@ def test_jobs_are_run_and_compared_in_the_order_in_which_they_are_given(run_swee
 
 
 def test_an_extended_sweep_runs_only_what_is_new(
-    run_sweep: Sweep, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    run_sweep: Launch, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_sweep("block_size=16,32")
     capsys.readouterr()
@@ -100,7 +92,7 @@ def test_an_extended_sweep_runs_only_what_is_new(
 
 
 def test_a_job_is_run_again_when_its_result_is_incomplete_or_of_another_configuration(
-    run_sweep: Sweep, recorder: Recorder
+    run_sweep: Launch, recorder: Recorder
 ) -> None:
     run_sweep("block_size=16,32,128,256")
     recorder.jobs.clear()
@@ -143,7 +135,7 @@ def test_a_job_is_run_again_when_the_content_of_an_input_has_changed(tmp_path: P
 
 
 def test_a_failing_job_is_recorded_and_the_others_go_on(
-    run_sweep: Sweep, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    run_sweep: Launch, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_sweep(f"block_size=16,{FAILING},128") == 1
     assert recorder.jobs == ["block_size=16", f"block_size={FAILING}", "block_size=128"]
@@ -156,20 +148,20 @@ def test_a_failing_job_is_recorded_and_the_others_go_on(
     assert second == f"1 job failed: m/block_size={FAILING}/failed.json"
 
 
-def test_a_configuration_that_is_refused_fails_its_job_alone(run_sweep: Sweep, recorder: Recorder) -> None:
+def test_a_configuration_that_is_refused_fails_its_job_alone(run_sweep: Launch, recorder: Recorder) -> None:
     assert run_sweep("block_size=0,16") == 1
     assert recorder.jobs == ["block_size=16"]
     error = json.loads(Path("m/block_size=0/failed.json").read_text())["error"]
     assert error == "block_size=0: must be an integer >= 1 and <= 1048576"
 
 
-def test_the_failures_of_earlier_sweeps_do_not_fail_this_one(run_sweep: Sweep, recorder: Recorder) -> None:
+def test_the_failures_of_earlier_sweeps_do_not_fail_this_one(run_sweep: Launch, recorder: Recorder) -> None:
     assert run_sweep(f"block_size={FAILING}") == 1
     assert run_sweep("block_size=16") == 0
     assert Path(f"m/block_size={FAILING}/failed.json").exists()
 
 
-def test_success_removes_the_record_of_an_earlier_failure(run_sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_success_removes_the_record_of_an_earlier_failure(run_sweep: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     run_sweep(f"block_size={FAILING}")
     monkeypatch.setattr(sys.modules[__name__], "FAILING", -1)
     assert run_sweep("block_size=64") == 0
@@ -184,7 +176,7 @@ def test_a_result_beside_a_failure_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_comparison_that_fails_is_an_error_of_the_sweep(
-    run_sweep: Sweep, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    run_sweep: Launch, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder.comparison_error = TwinServeError("tables differ")
     assert run_sweep("block_size=16") == 1
@@ -192,7 +184,7 @@ def test_a_comparison_that_fails_is_an_error_of_the_sweep(
 
 
 def test_an_interrupt_ends_the_sweep_and_compares_what_is_done(
-    run_sweep: Sweep, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    run_sweep: Launch, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder.error = KeyboardInterrupt()
     assert run_sweep(f"block_size=16,{FAILING},128") == 130
@@ -201,7 +193,7 @@ def test_an_interrupt_ends_the_sweep_and_compares_what_is_done(
     assert "hydra.sweep.dir=m" in capsys.readouterr().err
 
 
-def test_overrides_that_are_paths_or_long_make_one_folder_each(run_sweep: Sweep, recorder: Recorder) -> None:
+def test_overrides_that_are_paths_or_long_make_one_folder_each(run_sweep: Launch, recorder: Recorder) -> None:
     assert run_sweep("model.name=a/b,a_b," + "c" * 300) == 0
     assert len(set(recorder.jobs)) == 3
     assert sorted(path.name for path in Path("m").iterdir() if path.is_dir()) == sorted(recorder.jobs)
@@ -218,7 +210,7 @@ def test_overrides_that_are_paths_or_long_make_one_folder_each(run_sweep: Sweep,
 )
 @pytest.mark.sample(2)
 def test_jobs_without_a_folder_of_their_own_and_no_job_are_refused(
-    run_sweep: Sweep, recorder: Recorder, overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    run_sweep: Launch, recorder: Recorder, overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_sweep(*overrides) == 2
     error = capsys.readouterr().err
@@ -228,7 +220,7 @@ def test_jobs_without_a_folder_of_their_own_and_no_job_are_refused(
 
 @pytest.mark.parametrize("subdir", ["${hydra.job.num}", "b${block_size}-s${seed}", "x${hydra.job.override_dirname}"])
 @pytest.mark.sample(1)
-def test_folders_may_be_named_in_other_ways(run_sweep: Sweep, recorder: Recorder, subdir: str) -> None:
+def test_folders_may_be_named_in_other_ways(run_sweep: Launch, recorder: Recorder, subdir: str) -> None:
     assert run_sweep("seed=1,2", "block_size=16,32", f"hydra.sweep.subdir='{subdir}'") == 0
     assert len(set(recorder.jobs)) == 4
 

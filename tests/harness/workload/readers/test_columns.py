@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.config import AzureTrace, CsvTrace, JsonlTrace
-from harness.config.schema.trace_files import TRACE_COLUMNS
+from harness.config.schema.traffic.trace_files import TRACE_COLUMNS
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers import load_trace
 from tests.harness.builders import config

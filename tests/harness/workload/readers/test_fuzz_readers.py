@@ -21,7 +21,7 @@ from harness.config import (
     ShareGptTrace,
     TraceArrival,
 )
-from harness.config.schema.trace_files import BailianTrace, OtelTrace, ServeGenTrace, TraceLabTrace, WekaTrace
+from harness.config.schema.traffic.trace_files import BailianTrace, OtelTrace, ServeGenTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities
@@ -154,7 +154,7 @@ def check_arrivals(trace: Trace, arrival: ArrivalConfig) -> None:
     try:
         make_arrivals(trace, arrival, np.random.default_rng(0))
     except ConfigError as error:
-        assert "292 years" in str(error)
+        assert "146 years" in str(error)
 
 
 def run_cases(folder: Path, name: str, count: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.config import MooncakeTrace, TraceConfig
-from harness.config.schema.trace_files import OtelTrace, TraceLabTrace, WekaTrace
+from harness.config.schema.traffic.trace_files import OtelTrace, TraceLabTrace, WekaTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace

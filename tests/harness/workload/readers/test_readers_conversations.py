@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from harness.config import SessionsArrival
-from harness.config.schema.trace_files import BailianTrace, BasetenTrace, ServeGenTrace
+from harness.config.schema.traffic.trace_files import BailianTrace, BasetenTrace, ServeGenTrace
 from harness.errors import TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace
-from harness.config.schema.trace_files import BailianTrace, ServeGenTrace
+from harness.config.schema.traffic.trace_files import BailianTrace, ServeGenTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers import load_trace
 from harness.workload.rows import csv_file

@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.json_file import Fields, ModelError
 from engine.model_sizes import MOST_LAYERS, read_num_experts
-from harness.config.huggingface_layers import (
+from harness.config.huggingface.layers import (
     OPTIONAL,
     WIDTH,
     Blocks,

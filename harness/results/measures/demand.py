@@ -26,7 +26,7 @@ from itertools import combinations
 import numpy as np
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
-from harness.results.servers import overlap_free
+from harness.results.measures.servers import overlap_free
 from harness.results.tables import Floats, Rows, RunResult
 from harness.workload.expectation import length_means
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import SloConfig
-from harness.results.columns import floats, ratio
+from harness.results.columns import floats, ratio, rows_where
+from harness.results.measures.unserved import served
 from harness.results.tables import Rows
-from harness.results.unserved import served
 
 LIMITED = ("ttft", "tpot", "e2el")
 _ENDLESS_MS = 1e300  # a latency that is beyond every limit, and that percentiles can interpolate to
@@ -42,7 +42,7 @@ def verdict_on_slo(requests: Rows, slo: SloConfig, *, overloaded: bool, complete
     `slo_met` is None without limits, without requests, and for a run that ended early. Requests that are not served in
     full are within no limit; those of which a run that ended early does not know are left out.
     """
-    ended = requests[(requests["status"] != "unfinished").to_numpy()]
+    ended = rows_where((requests["status"] != "unfinished").to_numpy(), requests)
     given, beyond = limits_ms(slo), beyond_limits(ended, slo)
     limits = {f"slo_{name}_ms": given.get(name) for name in LIMITED}
     for name, flags in beyond.items():

@@ -4,7 +4,7 @@ Named by `+like_experts` at the end of the name of the database. As in `experts`
 the other one with as many tokens per expert, and grows with the weights of all experts of a rank, but for the shortest
 time of the kernel. The most alike one has the nearest sizes of an expert on a rank, share of experts that a token uses,
 and number of experts: the least sum of the logarithms of their ratios, of which the last counts half. How far off such
-times are was measured by `experiments.like_experts`.
+times are is in `experiments/results/like_experts.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.experts import DISTRIBUTION, dtype_of, stretched
+from simulator.importers.aiconfigurator.experts.kernels import DISTRIBUTION, dtype_of, stretched
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.models.experts import Experts
 from simulator.models.model import Model

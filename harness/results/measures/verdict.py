@@ -1,6 +1,6 @@
 """Whether a run was overloaded: whether the queue of a longer run at the same rate would grow without end.
 
-The offered load as a share of capacity (`harness.results.demand`) decides, since the queue of a short run does not: it
+The offered load as a share of capacity (`demand`) decides, since the queue of a short run does not: it
 also grows for a while at 0.9 of capacity, and may be short at 1.1. In a long run the number of requests in the system
 overrules the estimate: it grows all the time although the load seems below capacity, or does not although above.
 `python -m experiments.verdict` measures how often verdicts are right.
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.results.columns import floats
-from harness.results.demand import offered_load
-from harness.results.servers import levels
+from harness.results.measures.demand import offered_load
+from harness.results.measures.servers import levels_of
 from harness.results.statistics.warming import warming_of
 from harness.results.tables import Rows, RunResult
 
@@ -136,13 +136,13 @@ def _growth(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]]) -
 
 def _share_backed_up(steps: Rows, start: float, end: float) -> float:
     """Share of a time in which a server left requests waiting."""
-    waiting = levels(steps, steps["num_waiting"].to_numpy())
+    waiting = levels_of(steps, "num_waiting")
     durations = waiting.ends.clip(start, end) - waiting.begins.clip(start, end)
     return float(durations[waiting.values > 0].sum()) / (end - start)
 
 
 def _waiting_at(steps: Rows, time: float) -> int:
     """Requests that the last steps of all servers that began by then left waiting."""
-    waiting = levels(steps, steps["num_waiting"].to_numpy())
+    waiting = levels_of(steps, "num_waiting")
     before = int(np.searchsorted(waiting.begins, time, side="right"))
     return int(waiting.values[before - 1]) if before else 0

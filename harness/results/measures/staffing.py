@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.results.columns import ratio
-from harness.results.servers import Levels
+from harness.results.measures.servers import Levels
 from harness.results.tables import RunResult
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.servers import Timeline
+from harness.results.measures.servers import levels_of, timeline
+from harness.results.measures.waiting import mean_waiting
 from harness.results.tables import Ints, Rows, RunResult, slot_uses
-from harness.results.waiting import mean_waiting
 
 # What readings of a server's metrics say.
 _SAMPLED = ("mean_kv_cache_usage", "max_kv_cache_usage", "mean_running", "max_running", "max_waiting")
@@ -25,7 +25,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     steps = result.step_rows
     known = {name: metrics[name] for name in _SAMPLED if len(steps)}
     if len(steps):
-        waiting = Timeline(steps).levels(steps["num_waiting"].to_numpy())
+        waiting = levels_of(steps, "num_waiting")
         known["mean_waiting"] = waiting.mean(start_s, start_s + duration_s)
         known["preemptions"] = total(steps, "num_preempted")
         known["prefix_cache_hit_rate"] = ratio(
@@ -46,16 +46,16 @@ def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str,
     if math.isnan(end):
         end = nan_max(starts + durations)
     inside = (starts < end) & (starts + durations > start_s)
-    timeline = Timeline(steps)
+    line = timeline(steps)
 
     def column(name: str) -> Ints:
         return steps[name].to_numpy(dtype=np.int64)
 
     def time_mean(values: Ints) -> float:
-        return timeline.levels(values).mean(start_s, end)
+        return line.levels(values).mean(start_s, end)
 
     def peak(name: str) -> int:
-        return timeline.levels(column(name)).peak(start_s, end)
+        return levels_of(steps, name).peak(start_s, end)
 
     mean_used, mean_saved = time_mean(column("num_used_blocks")), time_mean(column("num_saved_blocks"))
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
@@ -77,7 +77,7 @@ def _of_steps(result: RunResult, start_s: float, duration_s: float) -> dict[str,
         "mean_saved_blocks": mean_saved,
         "saved_block_share": ratio(mean_saved, mean_used + mean_saved),
         **_slot_shares(result, time_mean),
-        "mean_running": time_mean(column("num_running")),
+        "mean_running": levels_of(steps, "num_running").mean(start_s, end),
         "max_running": peak("num_running"),
         "mean_waiting": mean_waiting(result, start_s, end),
         "max_waiting": peak("num_waiting"),

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.config.schema.base import ConfigModel, NonNegativeFloat, PositiveInt, Text, within
-from harness.config.schema.lengths import Tokens
-from harness.config.schema.reader import nearest
+from harness.config.schema.traffic.lengths import Tokens
+from harness.config.schema.traffic.reader import nearest
 
 TRACE_COLUMNS = (
     "request_id", "arrival_time", "num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "deadline",

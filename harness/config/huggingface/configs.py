@@ -1,7 +1,7 @@
 """Sizes of a model, read from the `config.json` of its Hugging Face folder for `model=hf model.config=<path>`.
 
-What the architecture decides is in `harness.config.huggingface_families`, the format of the weights in
-`harness.config.huggingface_weights`, models whose layers are not alike in `harness.config.huggingface_blocks`.
+What the architecture decides is in `harness.config.huggingface.families`, the format of the weights in
+`harness.config.huggingface.weights`, models whose layers are not alike in `harness.config.huggingface.blocks`.
 `layer_types`, where a file states it, says which layers have a window; rotary scaling makes the longest context longer.
 Of a model with a tower for images or sound, the text half is read. What the simulator has no sizes for is refused by
 name.
@@ -18,11 +18,11 @@ from typing import Any, Literal, get_args
 from engine.documents import user_path
 from engine.json_file import Fields, ModelError, read_json, shown
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Sizes, read_num_experts, read_sizes
-from harness.config.huggingface_blocks import READERS, num_layers_of, read_blocks
-from harness.config.huggingface_families import FAMILIES, Family
-from harness.config.huggingface_keys import TOWERS, other_keys
-from harness.config.huggingface_towers import tower_parameters
-from harness.config.huggingface_weights import PARTS, kv_cache_dtype_of, read_quantization, weights_description
+from harness.config.huggingface.blocks import READERS, num_layers_of, read_blocks
+from harness.config.huggingface.families import FAMILIES, Family
+from harness.config.huggingface.keys import TOWERS, other_keys
+from harness.config.huggingface.towers import tower_parameters
+from harness.config.huggingface.weights import PARTS, kv_cache_dtype_of, read_quantization, weights_description
 from harness.errors import ConfigError
 from harness.hub import PREFIX, model_config
 

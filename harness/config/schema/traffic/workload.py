@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
 from harness.config.schema.base import CustomConfig, NonNegativeFloat, PositiveInt, Text
-from harness.config.schema.lengths import LengthsConfig
-from harness.config.schema.trace_files import (
+from harness.config.schema.traffic.lengths import LengthsConfig
+from harness.config.schema.traffic.trace_files import (
     AzureTrace,
     BailianTrace,
     BasetenTrace,

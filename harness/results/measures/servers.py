@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from harness.results.columns import floats, ratio
 from harness.results.tables import Floats, Rows
+from simulator.table import Table
 
 
 class Levels(NamedTuple):
@@ -52,7 +53,8 @@ class Timeline:
         self._order = np.argsort(times, kind="stable")
         times = times[self._order]
         self._is_last = np.append(np.diff(times) > 0, True)  # of several changes at a time
-        self._times = times[self._is_last]
+        times = times[self._is_last]
+        self._begins, self._durations = times[:-1], np.diff(times)
 
     def levels(self, values: npt.NDArray[Any]) -> Levels:
         """What servers hold or have while a step runs, such as blocks or requests that wait, in sum over all servers.
@@ -63,12 +65,26 @@ class Timeline:
             return Levels(self._begins, self._durations, values)
         amounts = np.concatenate([server.amounts(values) for server in self._servers])
         total = np.cumsum(amounts[self._order])[self._is_last]
-        return Levels(self._times[:-1], np.diff(self._times), total[:-1])
+        return Levels(self._begins, self._durations, total[:-1])
+
+
+def timeline(steps: Rows) -> Timeline:
+    """The timeline of the steps of a run, which many metrics need."""
+    return steps.once("timeline", Timeline) if isinstance(steps, Table) else Timeline(steps)
 
 
 def levels(steps: Rows, values: npt.NDArray[Any]) -> Levels:
     """`Timeline.levels` of a single quantity."""
-    return Timeline(steps).levels(values)
+    return timeline(steps).levels(values)
+
+
+def levels_of(steps: Rows, name: str) -> Levels:
+    """`Timeline.levels` of a column of the steps."""
+
+    def find(steps: Rows) -> Levels:
+        return levels(steps, steps[name].to_numpy(dtype=np.int64))
+
+    return steps.once(("levels", name), find) if isinstance(steps, Table) else find(steps)
 
 
 def overlap_free(steps: Rows) -> list[npt.NDArray[np.intp]]:
@@ -100,15 +116,29 @@ def by_server(steps: Rows) -> list[tuple[Any, npt.NDArray[np.intp]]]:
 
 def _groups(steps: Rows, *columns: str) -> list[tuple[Any, npt.NDArray[np.intp]]]:
     """The rows of each server, or of each lane of each; of results without these columns, all rows."""
-    varying = [name for name in columns if name in steps and len(steps) and steps[name].min() < steps[name].max()]
-    if not varying:
-        return [(0, np.arange(len(steps)))]
-    values = np.stack([steps[name].to_numpy() for name in varying])
-    order = np.lexsort(values[::-1])
-    begins = np.flatnonzero(np.diff(values[:, order], axis=1).any(axis=0)) + 1
-    groups = np.split(order, begins)
-    keys = [tuple(values[:, rows[0]].tolist()) for rows in groups]
-    return [(key if len(varying) > 1 else key[0], rows) for key, rows in zip(keys, groups, strict=True)]
+
+    def find(steps: Rows) -> list[tuple[Any, npt.NDArray[np.intp]]]:
+        varying = [name for name in columns if name in steps and len(steps) and steps[name].min() < steps[name].max()]
+        if not varying:
+            return [(0, np.arange(len(steps)))]
+        values = np.stack([steps[name].to_numpy() for name in varying])
+        order = _order(values)
+        begins = np.flatnonzero(np.diff(values[:, order], axis=1).any(axis=0)) + 1
+        groups = np.split(order, begins)
+        keys = [tuple(values[:, rows[0]].tolist()) for rows in groups]
+        return [(key if len(varying) > 1 else key[0], rows) for key, rows in zip(keys, groups, strict=True)]
+
+    return steps.once(("groups", columns), find) if isinstance(steps, Table) else find(steps)
+
+
+def _order(values: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    """What sorts rows by the first number of each, then the second; numpy sorts short integers in a few passes."""
+    lowest, highest = values.min(axis=1), values.max(axis=1)
+    widths = highest - lowest + 1
+    if np.prod(widths.astype(np.float64)) > np.iinfo(np.uint16).max:
+        return np.lexsort(values[::-1])
+    codes = np.ravel_multi_index(tuple(values - lowest[:, None]), tuple(widths.tolist()))
+    return np.argsort(codes.astype(np.uint16), kind="stable")
 
 
 class _Changes(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.results.columns import floats, ratio
-from harness.results.servers import by_server, levels
+from harness.results.measures.servers import by_server, levels
 from harness.results.tables import Floats, Ints, Rows, RunResult
 
 

@@ -1,0 +1,1 @@
+"""Models of Hugging Face: what a config.json says, as keys of a configuration."""

@@ -1,0 +1,1 @@
+"""What is computed from the tables of a run, for its summary."""
