@@ -35,6 +35,7 @@ class Rank:
     number: int
     num_requests: int = 0
     num_tokens: int = 0
+    num_uncached_tokens: int = 0
     num_waiting: int = 0
     num_running: int = 0
     num_free_blocks: int = _NUM_BLOCKS
@@ -48,7 +49,7 @@ class Rank:
 
     def told(self, *, with_use: bool) -> list[float]:
         """What vLLM's client is told; before 0.27 nothing of the KV cache."""
-        counts = [self.num_waiting, self.num_running]
+        counts: list[float] = [self.num_waiting, self.num_running]
         return [*counts, 1 - self.num_free_blocks / self.num_blocks] if with_use else counts
 
 
