@@ -56,7 +56,7 @@ Job = Callable[[], Found]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--silicon", type=Path)
-    parser.add_argument("--history", type=Path, help="folder of aiconfigurator_core with old tables of SGLang")
+    parser.add_argument("--history", type=Path, help="folder of aiconfigurator_core with old tables of SGLang and TensorRT-LLM")
     parser.add_argument("--docs", action="store_true", help="write the tables of the pages from stored results")
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument(
