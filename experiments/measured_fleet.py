@@ -32,15 +32,10 @@ SYSTEM = (
     "tensor_parallel_size=2", "replicas=8", "scheduler=vllm", "block_size=16", "max_num_seqs=1024",
     "max_num_batched_tokens=8192", "max_model_len=40960", "gpu_memory_utilization=0.95", "engine.vllm_version=0.23.0",
 )  # fmt: skip
-ARMS = {
-    "rr": ["router=round_robin"],
-    "prefix": ["router=token_load"],
-}
-
-
+ARMS = {"rr": ["router=round_robin"], "prefix": ["router=token_load"]}
 PROMPTS = Prompts(num_groups=150, per_group=5, prefix=6000, question=1200, output=1000, span=400)
 WARM_UP = (15, 50)  # requests/s, s: a stage that nobody reports
-_QUEUE = 0.5  # s that the 90th percentile of TTFT is where requests wait: one whole prompt takes as long
+_QUEUE = 0.5  # s; where the 90th percentile of TTFT is longer, requests wait: one whole prompt takes as long
 
 
 def points(data: Path, arm: str, every: int = 1) -> Found:
@@ -51,21 +46,27 @@ def points(data: Path, arm: str, every: int = 1) -> Found:
     found = run(*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={PROMPTS.span}", trace=trace)
     requests = found.requests
     ttft = 1e3 * (requests["first_token_time"] - requests["arrival_time"])
-    stages = requests.groupby(stage_of)
+    stages, waits = requests.groupby(stage_of), ttft.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
-    throughput, medians = PROMPTS.output * stages.size() / took, ttft.groupby(stage_of).median()
+    throughput, medians, tails = PROMPTS.output * stages.size() / took, waits.median(), waits.quantile(0.9)
     kind = run_class(resolve(found.config), FLEET)
+
+    def point(name: str, statistic: str, told: dict[str, float], predicted: dict[str, float]) -> Point:
+        return Point(
+            id=f"router_qwen3_32b:{arm}:{name}", source="llm-d", link=_LINK, engine="vLLM", version="", kind=kind,
+            num_gpus=found.config.num_gpus, clients=None, prompt=PROMPTS.prefix + PROMPTS.question,
+            output=PROMPTS.output, assumed="order of prompts; share of the memory; version; defaults of vLLM",
+            statistic=statistic, measured=told, predicted=predicted,
+        )  # fmt: skip
+
     of_arm = []
     for stage, row in enumerate(measured.to_dict("records"), start=1):
+        name = f"{row['rate']:g}/s"
         told, predicted = {"throughput": row[f"{arm}_output_tokens_per_s"]}, {"throughput": throughput[stage]}
         if arm == "prefix" and row["prefix_ttft_p50_s"] > 0:
             told["ttft"], predicted["ttft"] = 1e3 * row["prefix_ttft_p50_s"], medians[stage]
-        of_arm.append(
-            Point(
-                id=f"router_qwen3_32b:{arm}:{row['rate']:g}/s", source="llm-d", link=_LINK, engine="vLLM", version="",
-                kind=kind, num_gpus=found.config.num_gpus, clients=None, prompt=PROMPTS.prefix + PROMPTS.question,
-                output=PROMPTS.output, assumed="order of prompts; defaults of vLLM", statistic="median", measured=told,
-                predicted=predicted,
-            )
-        )  # fmt: skip
+        of_arm.append(point(name, "median", told, predicted))
+        if arm == "prefix" and 0 < row["prefix_ttft_p90_s"] <= _QUEUE:
+            p90 = {"ttft": 1e3 * row["prefix_ttft_p90_s"]}
+            of_arm.append(point(f"{name}:p90", "p90", p90, {"ttft": tails[stage]}))
     return Found(of_arm, {})

@@ -5,14 +5,15 @@ for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NI
 has the scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted.
 What the manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a
 sequence. The router reads metrics every 50 ms, as its endpoint picker does by default. A request passes vLLM's front
-end on both of its servers; what the router takes to tokenise it is not simulated. Assumed: the network's rate and
-latency, as in conf/network/rdma_400g.yaml.
+end on both of its servers, and before the router chooses that of one of those for prompts, which tokenises it for the
+router (`render/multi-tier/service.yaml` of the guide). Assumed: the network's rate and latency, as in
+conf/network/rdma_400g.yaml.
 
-`random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5
-prompts with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to
-40 requests/s with pauses of 60 s. Half of the model's layers have a sliding window, and vLLM keeps what they computed
-of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the 12,740
-blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
+`random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5 prompts
+with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to 40
+requests/s (`experiments/inference_perf.py`). Half of the model's layers have a sliding window, and vLLM keeps what they
+computed of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the
+12,740 blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
 (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
 it counts with 0.4 (`cpu_aware`).
 """
@@ -27,7 +28,7 @@ import pandas as pd
 
 from experiments import PLAIN
 from experiments.board.point import Found, Point
-from experiments.measured_fleet import Prompts
+from experiments.inference_perf import Prompts, constant, shared_prefix
 from harness import run
 from harness.config.pools import pools_of
 from harness.engines.resolving.known_error import APART, run_class
@@ -41,19 +42,18 @@ SYSTEM = (
     "max_num_seqs=1024", "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8",
     "fleet.decode.replicas=2", "fleet.decode.tensor_parallel_size=4", "router=weighted_score",
     "router.options.precise=true",
-    "router.view_delay_ms=50", "arrival=trace", "engine.vllm_version=0.27.1",
+    "router.view_delay_ms=50", "router.renders=true", "arrival=trace", "engine.vllm_version=0.27.1",
 )  # fmt: skip
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}
 PROMPTS = Prompts(num_groups=1000, per_group=5, prefix=16000, question=256, output=256, span=128)
-STAGE, PAUSE = 60.0, 60.0  # s
+STAGE = 60.0  # s
 RANDOM = {"num_prompt_tokens": 5000, "num_output_tokens": 250}
 
 
 def random(data: Path, every: int = 1) -> Found:
     """The point of `random`."""
-    rng = np.random.default_rng(0)
-    arrivals = np.cumsum(rng.exponential(1 / 45, 5400))
+    arrivals = constant(45, 120, np.random.default_rng(0))
     found = run(*SYSTEM, trace=pd.DataFrame({"arrival_time": arrivals, **RANDOM}))
     requests = found.requests
     rows = pd.read_csv(data / "pd_gpt_oss_120b_h200_random.csv")
@@ -75,18 +75,7 @@ def random(data: Path, every: int = 1) -> Found:
 def eviction(data: Path, arm: str, every: int = 1) -> Found:
     """A point for each stage of an arm of `eviction`; all of them are one simulation, whatever `every` says."""
     measured = pd.read_csv(data / "pd_gpt_oss_120b_h200_eviction.csv")
-    rates = measured["target_rate"].tolist()
-    rng = np.random.default_rng(0)
-    counts = [round(rate * STAGE) for rate in rates]
-    stage_of = np.repeat(np.arange(len(rates)), counts)
-    starts = np.arange(len(rates)) * (STAGE + PAUSE)
-    times = [
-        start + np.sort(rng.uniform(0, STAGE, count)) for start, count in zip(starts, counts, strict=True)
-    ]  # of a Poisson process with so many arrivals
-    order = np.resize(rng.permutation(PROMPTS.num_groups * PROMPTS.per_group), len(stage_of))
-    frame = pd.DataFrame({"arrival_time": np.concatenate(times)})
-    frame["num_prompt_tokens"], frame["num_output_tokens"] = PROMPTS.prefix + PROMPTS.question, PROMPTS.output
-    frame["hash_ids"] = [PROMPTS.identities(int(prompt)) for prompt in order]
+    frame, stage_of = shared_prefix([(rate, STAGE) for rate in measured["target_rate"]], PROMPTS, seed=0)
     found = run(*SYSTEM, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", trace=frame)
     stages = found.requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
-from simulator.replica import Metrics
 
 
 class Refusals(Protocol):
@@ -34,9 +33,15 @@ class Server(Protocol):
 
     def num_free_blocks(self, now: int) -> int: ...
 
-    def metrics(self, now: int) -> Metrics: ...
-
     def submit(self, request: Request, now: int) -> None: ...
+
+
+class Metrics(NamedTuple):
+    """What a server tells of itself when its metrics are read."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
 
 
 class View:
@@ -88,7 +93,8 @@ class View:
 
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
-        self._metrics = self._replica.metrics(self._clock())
+        self._metrics = None
+        self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
 
     @property
     def num_waiting(self) -> int:

@@ -116,8 +116,6 @@ class Fleet:
             crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: clock.now)
         self._expect()
         if self._reading_ns and len(self._replicas) > 1:
-            for replica in self._replicas:
-                replica.tells = True
             self._timetable.call(READINGS, 0, self._read)
         self._timetable.run()
         while crew is not None and crew.give_up():

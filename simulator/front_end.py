@@ -44,8 +44,8 @@ class FrontEnd:
         num_processes: int,
     ) -> None:
         self._arrivals = arrivals
-        self._request_ns, self._latency_ns = times.request_ns, times.latency_ns
-        self._prompt_token_ns: float = times.prompt_token_ns
+        self._request_ns, self._latency_ns = times.passes * times.request_ns, times.latency_ns
+        self._prompt_token_ns: float = times.passes * times.prompt_token_ns
         self._shortest: float = 1 - times.spread  # latency, as a multiple of the mean
         self._width: float = 2 * times.spread
         self._prompt_tokens = prompt_tokens
@@ -158,7 +158,9 @@ class SecondFrontEnd:
     def __init__(self, times: FrontEndTimes, prompt_tokens: Sequence[int], num_processes: int) -> None:
         self._coming = Coming()
         self._prompt_tokens, self._prompt_token_ns = prompt_tokens, times.prompt_token_ns
-        self._front_end = FrontEnd(self._coming, times._replace(prompt_token_ns=0.0), prompt_tokens, num_processes)
+        self._front_end = FrontEnd(
+            self._coming, times._replace(prompt_token_ns=0.0, passes=1), prompt_tokens, num_processes
+        )
 
     @property
     def next_ns(self) -> int:

@@ -15,6 +15,7 @@ class FrontEndTimes(NamedTuple):
         latency_ns: from client to engine beside that work, in the mean.
         spread: latencies are uniform between 1 - spread and 1 + spread times the mean.
         processes: of each server.
+        passes: how often a process does that work for a request before its engine sees it.
     """
 
     request_ns: int = 0
@@ -22,6 +23,7 @@ class FrontEndTimes(NamedTuple):
     latency_ns: int = 0
     spread: float = 0.0
     processes: int = 1
+    passes: int = 1
 
     def fitted(self, values: Mapping[str, float]) -> FrontEndTimes:
         """These times with the constants among `values` that were fitted: front_end_ms is `latency_ns`,

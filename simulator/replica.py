@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,6 @@ _TOO_LONG = "longer than a simulation can last: check the units of the device's 
 
 Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Durations of consecutive decode steps in ns, and their ends, counted from the start of the first."""
-
-
-class Metrics(NamedTuple):
-    """What a server tells of itself when its metrics are read."""
-
-    num_waiting: int
-    num_running: int
-    num_free_blocks: int
 
 
 class ImplausibleStepError(ValueError):
@@ -95,7 +87,6 @@ class Replica:
         is_stopping: nothing is planned any more.
         reach: so many plans are priced at first, and more once these have passed (`lengthen`); a driver's.
         last_step_ns: what the last step that has ended took.
-        tells: whether somebody reads its `metrics`.
         outlook: what knows when the next request comes to any server: plans are priced up to then, if that is longer.
 
     Raises:
@@ -128,12 +119,10 @@ class Replica:
         self.reach = NEVER
         self.outlook = self.source
         self.last_step_ns = 0
-        self.tells = False
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
-        self._told: Metrics | None = None  # after the last plan that has ended
 
     # -- what a router may ask ------------------------------------------------------------------------------------
 
@@ -156,23 +145,12 @@ class Replica:
             num_free -= self.scheduler.num_blocks_due(num_later)
         return num_free
 
-    def metrics(self, now: int) -> Metrics:
-        """What the server's metrics say at a time: how things stood when its last step had ended, as vLLM reports them
-        with the outputs of a step. Who came since, or is in the step that runs, is not among them."""
-        if self._under_way is None or not (
-            ended := int(self._under_way[1].searchsorted(now - self._under_way[0], "right"))
-        ):
-            return self._told or Metrics(0, 0, self.scheduler.blocks.num_blocks)
-        num_planned = ended - (not self.scheduler.plans_ahead)  # steps after the first, when the last one ended
-        num_free = self.scheduler.blocks.num_free_blocks - self.scheduler.num_blocks_due(num_planned)
-        return Metrics(self.scheduler.num_waiting, self.scheduler.num_running, num_free)
-
     def lose(self, scheduler: Scheduler) -> list[Request]:
         """The server has died and begins anew with an empty `scheduler`; returns all that it had waiting or running."""
         lost = [*self.scheduler.unfinished, *(request for _, request in self._inbox)]
         self.scheduler = scheduler
         self._inbox.clear()
-        self._under_way = self._told = None
+        self._under_way = None
         return sorted(lost, key=lambda request: request.request_id)
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -303,8 +281,6 @@ class Replica:
             self.take_in(started)
             planned = scheduler.schedule(started)
         outcome = scheduler.commit(plan, end)
-        if self.tells:
-            self._told = Metrics(scheduler.num_waiting, scheduler.num_running, scheduler.blocks.num_free_blocks)
         self.observer.on_commit(outcome)
         if self.on_first_token is not None:
             for sequence, _, _, is_last in plan.prefills:

@@ -20,7 +20,6 @@ from harness.engines.real_replay import Clock, Intake
 from harness.record.issued import Issued
 from simulator.arrivals import NEVER, Arrivals
 from simulator.desk import Desk
-from simulator.replica import Metrics
 
 _NAP_S = 0.5  # longest wait between two looks at whether to stop
 
@@ -42,9 +41,6 @@ class EngineServer:
 
     def num_free_blocks(self, now: int) -> int:
         return self.scheduler.blocks.num_free_blocks
-
-    def metrics(self, now: int) -> Metrics:
-        return Metrics(self.num_waiting, self.scheduler.num_running, self.num_free_blocks(now))
 
     def submit(self, request: Request, now: int) -> None:
         """Take a request that was issued now; it is queued before the next plan."""

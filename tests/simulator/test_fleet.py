@@ -137,23 +137,9 @@ def test_what_servers_tell_is_as_old_as_the_last_reading_and_the_routers_own_acc
     told = [[view[2:5] for view in views] for _, _, *views in rule.seen]
     idle = (0, 0, 100)
     assert told[0] == told[1] == [idle, idle]  # as read at 0 ms
-    # At 4 ms row 0 has had three steps and is in its second block; row 1 came at 3 ms, and its first step ends then.
+    # At 4 ms row 0 has had three steps and is in its second block; row 1 came at 3 ms and has had one.
     assert told[2] == told[3] == [(0, 2, 97), idle]
     assert [[view[0] for view in views] for _, _, *views in rule.seen] == [[0, 0], [1, 0], [2, 0], [2, 1]]
-
-
-def test_what_a_server_tells_is_how_things_stood_when_its_last_step_ended() -> None:
-    """Steps take 3 ms, and metrics are read every ms."""
-    trace = simple_trace([4] * 4, [50] * 4)
-    times = np.array([0, 2.5, 3.5, 6.5]) * 1_000_000
-    rule = Nosy()
-    servers = [make(1, num_blocks=100), make(1, num_blocks=100)]
-    simulate(trace, OpenLoop(times.astype(int)), servers, FlatCost(3_000_000), rule=rule, reading_ns=1_000_000)
-    told = [[view[2:5] for view in views] for _, _, *views in rule.seen]
-    idle = (0, 0, 100)
-    assert told[:2] == [[idle] * 2] * 2  # row 0 is in a step that has not ended
-    assert told[2] == [(0, 1, 99), idle]  # it has, and row 1 is in its first on the other server
-    assert [sum(view[0] for view in views) for _, _, *views in rule.seen] == [0, 1, 2, 3]
 
 
 def test_conversations_stay_where_their_prefix_is() -> None:

@@ -23,6 +23,7 @@ times = st.builds(
     prompt_token_ns=st.floats(0, 1e5),
     latency_ns=st.integers(0, 10_000_000),
     spread=st.floats(0, 1),
+    passes=st.integers(1, 2),
 )
 
 
@@ -64,6 +65,7 @@ class Unforeseen:
         ([0, 0], FrontEndTimes(0, 2.0), 1, [14, 34]),  # prompts of 7 and 10 tokens, one after the other
         ([0, 0], FrontEndTimes(0, 2.0), 2, [14, 20]),
         ([3, 3], FrontEndTimes(10, 0.0, 100), 1, [123, 123]),
+        ([0, 0], FrontEndTimes(10, 2.0, 100, passes=2), 1, [168, 208]),  # 40 together; then 28 and 40, one by one
     ],
 )
 def test_work_is_shared_and_prompts_are_tokenised_in_order(
@@ -88,7 +90,7 @@ def test_each_request_is_seen_once_and_not_before_its_work(
     found = seen(FrontEnd(OpenLoop(np.array(arrive)), given, tokens, processes))
     assert sorted(row for _, row in found) == list(range(len(arrive)))
     assert [time for time, _ in found] == sorted(time for time, _ in found)
-    least = given.latency_ns * (1 - given.spread) + given.request_ns
+    least = given.latency_ns * (1 - given.spread) + given.passes * given.request_ns
     assert all(time >= arrive[row] + least - 2 for time, row in found)
     work = given.request_ns * len(arrive) / processes
     assert found[-1][0] >= arrive[0] + work - 2

@@ -54,9 +54,12 @@ class RouterConfig(RuleConfig):
     Attributes:
         view_delay_ms: the router reads what servers tell of themselves (queue, batch, free KV blocks) every so many ms;
             0: it always knows. What it has sent itself it always knows.
+        renders: whether it has each prompt tokenised by the front end of one of the servers before it chooses, as
+            llm-d's token-producer does where servers tell of their caches.
     """
 
     view_delay_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    renders: bool = False
 
     @model_validator(mode="after")
     def _check_delay(self) -> "RouterConfig":

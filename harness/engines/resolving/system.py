@@ -110,6 +110,7 @@ def _front_end(config: RunConfig) -> FrontEndTimes | None:
         "latency_ns": given.latency_ms and round(1e6 * given.latency_ms),
         "spread": given.latency_spread,
         "processes": given.processes,
+        "passes": 2 if config.router.renders else 1,
     }
     return found._replace(**{name: value for name, value in times.items() if value is not None})
 
