@@ -28,7 +28,7 @@ from experiments import PLAIN, RESULTS, ROOT, composed, provenance, write_result
 from harness import run
 from harness.calibration.observe import observe
 
-SIMULATED = (*PLAIN, "engine=sim", "model=qwen3-8b", "device=h100-80gb")
+SIMULATED = ("engine=sim", "model=qwen3-8b", "device=h100-80gb")  # with the scheduler and the front end of vLLM
 REAL = (
     "engine=cpu", "engine.num_threads=1", *PLAIN, "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=512",
     "max_num_seqs=16",
@@ -38,9 +38,12 @@ WORKLOAD = (
     "trace=synthetic", "trace/lengths@trace.prompt=uniform", "trace.prompt.low=20", "trace.prompt.high=400",
     "trace/lengths@trace.output=uniform", "trace.output.low=10", "trace.output.high=60",
 )  # fmt: skip
+LONG = (
+    "trace=synthetic", "trace/lengths@trace.prompt=uniform", "trace.prompt.low=1000", "trace.prompt.high=4000"
+)  # fmt: skip
 OBSERVED_S = 200
 TRACES = {
-    "simulated": ("trace.num_requests=150", "arrival.rate=4"),
+    "simulated": (*LONG, "trace.num_requests=300", "arrival.rate=6"),
     "real": ("trace.num_requests=60", "arrival.rate=3"),
 }
 

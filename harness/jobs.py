@@ -41,6 +41,7 @@ from harness.studies.report_page import write_report_page
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+Task = Callable[[RunConfig, Path], object]
 # The package that only this task needs, and the extra that installs it.
 _EXTRAS = {
     "calibrate": ("scipy", "calibrate"),
@@ -110,21 +111,21 @@ def _keep_command() -> None:
         known_commands.keep([each for each in given if each != "hydra.mode=RUN"], plain_forms)
 
 
-def execute(config: RunConfig, folder: Path) -> None:
-    """Runs `config.task` and leaves the resolved configuration and the results in `folder`.
+def execute(config: RunConfig, folder: Path, task: Task | None = None) -> None:
+    """Runs `task`, by default `config.task`, and leaves the resolved configuration and the results in `folder`.
 
     Raises:
         TwinServeError: the configuration, the trace or an input folder cannot be used, or memory does not suffice.
         OSError: the output cannot be written.
     """
     try:
-        _execute(config, folder)
+        _execute(config, folder, task)
     except MemoryError as error:
         text = f"out of memory, no result was written{': ' if str(error) else ''}{error}"
         raise TwinServeError(f"task={config.task}: {text}") from error
 
 
-def _execute(config: RunConfig, folder: Path) -> None:
+def _execute(config: RunConfig, folder: Path, task: Task | None) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
@@ -139,7 +140,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
     write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
     with interrupts.held():
-        task = _task(config)
+        task = task or _task(config)
     if not gc.isenabled():
         gc.freeze()  # what a start has made stays
         gc.enable()
@@ -162,7 +163,7 @@ def _check_output(config: RunConfig, folder: Path) -> None:
             raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
 
 
-def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
+def _task(config: RunConfig) -> Task:
     """The function of the task; imported late, so that --help and errors are fast."""
     if config.task in _EXTRAS:
         check_package(f"task={config.task}", *_EXTRAS[config.task])

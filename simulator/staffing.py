@@ -52,7 +52,8 @@ class Crew:
         self._roster.begin()
 
     def give_up(self) -> bool:
-        """No server comes any more: whether requests waited for one, whose ends may bring others."""
+        """Ends the requests that wait for a server, as none comes any more. Returns whether there were any: their ends
+        may bring other requests."""
         waited = self._gateway.give_up(self._clock())
         for request in waited:
             self._staffing.on_lost(request, 0, self._clock())

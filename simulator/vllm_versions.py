@@ -13,6 +13,8 @@
                               decodes only; near the longest sequence it waits until 0.28; beside no decodes, too, since
                               0.31, if a part of its prompt is cached
     tokens of drafts          can be found when their step has run since 0.33, not only when the next one is planned
+    balancing of ranks        counts what is in flight, weighs a queue by the use of the KV cache and takes turns since
+                              0.27 (pull requests 47420 and 49204; not in 0.19; 0.20 to 0.26 were not looked at)
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
 
     piecewise_graphs   attention is launched between pieces of CUDA graphs; since 0.11 one is a whole decode step
@@ -67,6 +69,11 @@ class VllmVersion(NamedTuple):
     pads_admissions: str = "never"
     finds_verified: bool = False
     draft_models_ahead: bool = False
+
+    @property
+    def counts_in_flight(self) -> bool:
+        """Of the rule vllm_balancer."""
+        return self.since >= (0, 27)
 
     @property
     def options(self) -> dict[str, bool | str]:

@@ -116,7 +116,7 @@ class BeamSearch:
         return self._num_left > 0 and bool(self.live)
 
     def step(self, outputs: abc.Iterator[RequestOutput]) -> None:
-        """Choose the next live beams; the next of `outputs` are what the live ones gave, in their order."""
+        """Chooses the next live beams; `outputs` yields the engine's output for each live beam, in their order."""
         ends: list[_Child] = []
         children: list[_Child] = []
         for beam, output in zip(self.live, outputs, strict=False):

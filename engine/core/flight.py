@@ -29,10 +29,10 @@ class Flight:
         is_advanced: its tokens are counted.
         started: sequences to which the last chunk of a prompt gave a token.
         ended: sequences that got their last token with it.
-        late: those whose end was not foreseen: they decode on until it is committed.
+        late: sequences whose end was not foreseen: they decode on until the plan is committed.
         victims: decoding sequences that got a token with it and were preempted before it was committed.
-        drafts: what became of the drafts.
-        padded: those that it admitted with padding, as if drafts of them were under way.
+        drafts: how many tokens were drafted and accepted.
+        padded: sequences admitted with padding, as if drafts of theirs were under way.
     """
 
     __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded")

@@ -218,6 +218,9 @@ class _Line:
         self._write(data)
         return True
 
+    def begin(self, sent_ns: int) -> None:
+        self._call.answering.note_first(sent_ns)
+
 
 def _framed(data: bytes) -> bytes:
     """A chunk of HTTP."""

@@ -61,6 +61,9 @@ class Line(Protocol):
     def send(self, data: bytes) -> bool:
         """As `write`, of what `make` made, which is not counted. False also where other deltas wait to be written."""
 
+    def begin(self, sent_ns: int) -> None:
+        """Count that the first token of the stream was sent."""
+
 
 @dataclass(slots=True)
 class Channel:

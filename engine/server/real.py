@@ -66,12 +66,13 @@ class RealBackend:
         session: int | None = None,
     ) -> Opened:
         opened: asyncio.Future[Opened] = self._loop.create_future()
-        call, now = _Call(channel), time.perf_counter_ns()
+        call = _Call(channel)
+        arrival_ns = time.perf_counter_ns() - (time.monotonic_ns() - channel.received_ns)
 
         def change() -> None:
             try:
                 priorities = [priority] * len(prompts)
-                call.stream = self._llm.stream(prompts, params, priority=priorities, arrival_ns=now)
+                call.stream = self._llm.stream(prompts, params, priority=priorities, arrival_ns=arrival_ns)
             except Exception as error:
                 self._tell(_settle, opened, None, error)
                 return

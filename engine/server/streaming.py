@@ -123,6 +123,11 @@ class Answering:
             return None
         return self._plain(0, text, [token], self._num_tokens() + 1)
 
+    def note_first(self, sent_ns: int) -> None:
+        """Count that the first token was sent."""
+        self._tally.times["ttft"].add((sent_ns - self._started_ns) * 1e-9)
+        self._has_begun = True
+
     def _num_tokens(self) -> int:
         return sum([choice.pace.num_tokens for choice in self._choices])
 
@@ -155,8 +160,7 @@ class Answering:
             pace.last_ns = now_ns
             pace.num_tokens += number
             if not self._has_begun:
-                self._tally.times["ttft"].add((now_ns - self._started_ns) * 1e-9)
-                self._has_begun = True
+                self.note_first(now_ns)
             self._tally.output_tokens += number
         if self._asked.stream:
             choice.finish_reason = delta.finish_reason

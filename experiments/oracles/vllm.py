@@ -24,6 +24,7 @@ from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.ours import as_vllm  # noqa: E402
 from experiments.oracles.steps import Step, run  # noqa: E402
+from experiments.oracles.vllm_balancing import BALANCING, compare_balancing  # noqa: E402
 from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
 from experiments.oracles.vllm_modules import load  # noqa: E402
 
@@ -50,10 +51,12 @@ def _run_vllm(vllm: SimpleNamespace, case: Case, *, is_corrected: bool) -> list[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = cases_parser(__doc__, "vllm", GROUPS, 100).parse_args(arguments)
+    args = cases_parser(__doc__, "vllm", [*GROUPS, BALANCING], 100).parse_args(arguments)
     corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
     numbers = range(args.first, args.first + args.cases)
-    tallies = [compare(name, numbers, corrected, original) for name in args.only]
+    tallies = [compare(name, numbers, corrected, original) for name in args.only if name != BALANCING]
+    if BALANCING in args.only:
+        tallies.append(compare_balancing(args.vllm, corrected.version, numbers))
     return 0 if report(f"Our scheduling core and the scheduler of vLLM {corrected.version}", tallies) else 1
 
 

@@ -6,7 +6,6 @@ makes the same plans, so that each of its steps can be timed once more.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from engine.api.llm_engine import LLMEngine
 from engine.api.step_report import ExecutedPlan, StepReport
 from engine.core.sequence import Request, RequestRefusedError
 from engine.sampling_params import SamplingParams
+from harness.engines.switching import quick_switches
 from harness.record.issued import Issued
 from harness.workload.token_ids import PromptSource
 from simulator.arrivals import NEVER, Arrivals
 
 _NAP_S = 0.5  # longest wait between two looks at whether to stop
-_SWITCH_S = 2e-4  # how long Python lets the engine's thread go on when a request is due; 5 ms is longer than a step
 
 
 class LiveObserver(Protocol):
@@ -153,14 +152,12 @@ class Replay:
     def run(self) -> None:
         """Serve until everything is done or `stop` was called. The clock starts now."""
         clock = Clock()
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
-        issuer = IssueThread(self._arrivals, clock)
-        try:
-            self._serve(issuer)
-        finally:
-            issuer.stop()
-            sys.setswitchinterval(interval)
+        with quick_switches():
+            issuer = IssueThread(self._arrivals, clock)
+            try:
+                self._serve(issuer)
+            finally:
+                issuer.stop()
 
     def _serve(self, issuer: IssueThread) -> None:
         intake = self._intake

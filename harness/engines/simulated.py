@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from engine.core.sequence import Request
-from harness.engines.host_memory import check_pool
+from harness.engines.host_memory import check_pool, no_cycles
 from harness.engines.resolving.known_error import cost_model_text
 from harness.errors import ConfigError
 from harness.record.record import Record
@@ -130,14 +129,11 @@ class SimulatedEngine:
         Raises:
             ConfigError: the device's rates price a step beyond all reason.
         """
-        # A run makes no reference cycles, and looking for them among a million requests takes a tenth of its time.
-        gc.disable()
         try:
-            self._fleet.run()
+            with no_cycles():
+                self._fleet.run()
         except ImplausibleStepError as error:
             raise ConfigError(f"device={self.device_name}: {error}") from error
-        finally:
-            gc.enable()
         if self.staffing is not None:
             counts = [(count.time_ns * 1e-9, count.num_open, count.num_paid) for count in self.staffing.counts]
             self.meta = {"server_counts": counts, "num_retried": len(self.staffing.retried)}

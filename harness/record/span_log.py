@@ -33,7 +33,7 @@ class SpanLog:
     def __init__(self) -> None:
         self._changes: dict[Sequence, list[tuple[int, int]]] = {}  # state and since when, of those that have not ended
         self._num_swaps: dict[Sequence, int] = {}  # at the last preemption
-        self._ends: dict[Sequence, int] = {}  # of the samples of requests under way
+        self._ends: dict[Sequence, int] = {}  # when samples ended whose request still runs
         self._forked: dict[Request, None] = {}
         self._rows = array("q")
 
@@ -58,14 +58,14 @@ class SpanLog:
                     self._forked[sequence.request] = None
 
     def note_ended(self, now_ns: int) -> None:
-        """Samples of one request can end at different times: those that have ended by now."""
+        """Notes which samples of forked requests have ended by `now_ns`: those of a request end one by one."""
         for request in self._forked:
             for sequence in request.sequences:
                 if sequence.status is SequenceStatus.FINISHED:
                     self._ends.setdefault(sequence, now_ns)
 
     def close(self, request: Request, end_ns: int | None) -> None:
-        """The request has ended, or the run has, then with None: write down the spans of its sequences."""
+        """Writes down the spans of a request's sequences. It ended at `end_ns`; None if the run ended before it did."""
         self._forked.pop(request, None)
         for number, sequence in enumerate(request.sequences):
             changes = self._changes.pop(sequence, [])
@@ -104,7 +104,7 @@ class SpanLog:
             changes.append((state, now_ns))
 
     def _write(self, row: int, number: int, changes: list[tuple[int, int]], end: int | None) -> None:
-        """Spans without length are left out, but for those of a preemption."""
+        """Writes the spans of a sequence; those without length are left out, except waiting and preempted ones."""
         times = [time for _, time in changes]
         for i, (state, start) in enumerate(changes):
             until = times[i + 1] if i + 1 < len(times) else UNSET if end is None else end

@@ -35,9 +35,9 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
 
 def scheduler_text(summary: Mapping[str, Any]) -> str | None:
     """The policy; vLLM where all settings of the servers' schedulers are of vLLM."""
-    line = summary.get("vllm_command")  # it names what vLLM has no flag for
-    is_other = not line or "scheduler." in line.partition("not in vLLM")[2]
-    return summary.get("policy") if is_other else "vLLM"
+    line = summary.get("vllm_command") or ""  # it names what vLLM has no flag for; SGLang's, with its scheduler
+    is_vllms = "vllm serve" in line and "scheduler." not in line.partition("not in vLLM")[2]
+    return "vLLM" if is_vllms else summary.get("policy")
 
 
 def _headline(summary: Mapping[str, Any]) -> Text:

@@ -12,7 +12,7 @@ import numpy as np
 from harness import interrupts
 from harness.config import RunConfig
 from harness.engines.engine import Engine, make_engine
-from harness.engines.host_memory import check_memory, kept_for_tables
+from harness.engines.host_memory import check_memory, kept_for_tables, no_cycles
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
 from harness.record.request_times import seconds
@@ -86,7 +86,8 @@ def _loaded(config: RunConfig, table: pd.DataFrame | None) -> Trace:
     drawn = getattr(config.trace, "num_requests", None)
     if drawn is not None:
         check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
-    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace", table=table)
+    with no_cycles():
+        return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace", table=table)
 
 
 def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UNWATCHED, write: Write = nowhere) -> Run:

@@ -20,8 +20,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from engine.core.planning.policy_options import NoOptions
-from engine.core.routing.vllm_balancer import VllmBalancer
+from engine.core.routing.vllm_balancer import VllmBalancer, VllmBalancerOptions
 from engine.documents import read_yaml, user_path
 from harness.config import RunConfig
 from harness.config.composing.conf_tree import CONF
@@ -134,7 +133,8 @@ def _servers(system: System) -> FleetSystem:
         return FleetSystem.alone(system)
     pool = ServerPool("serve", system, system.data_parallel_size)
     delay_ms = read_yaml(CONF / "router" / "vllm_balancer.yaml")["view_delay_ms"]
-    return FleetSystem((pool,), VllmBalancer(NoOptions()), int(delay_ms * 1e6))
+    rule = VllmBalancer(VllmBalancerOptions(counts_in_flight=False))  # public rows of ranks are of 0.19 and before
+    return FleetSystem((pool,), rule, int(delay_ms * 1e6))
 
 
 def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ def decode_graphs(engine: str, max_num_seqs: int, largest: int | None, *, is_pad
 
     SGLang: 1, 2, 4, 8, 12, by 8 to 256, by 16 to 512, by 32 to the largest (`generate_decode_cuda_graph_batch_sizes` of
     0.5.23, and 0.5.6 alike). TensorRT-LLM: 1, 2, 4, by 8 to 128, by 64 to the largest
-    (`CudaGraphConfig._generate_cuda_graph_batch_sizes`; before 1.3 powers of two from 256 on).
+    (`CudaGraphConfig._generate_cuda_graph_batch_sizes`; in earlier versions powers of two from 256 on).
 
     Args:
         engine: one of `ENGINES`.

@@ -1,8 +1,8 @@
 """Profiles of weights that are stored in few bits and multiplied in 16, from those of weights in 16 bits.
 
 vLLM's Marlin kernels read such weights and widen them as they go (int4 on every GPU; fp8 where a GPU has no arithmetic
-of 8 bits). Databases of operator times hardly have them. Few tokens wait for weights, of which fewer bytes are read;
-many wait for products, which take longer than those of weights that need no widening:
+of 8 bits). Databases of operator times hardly have them. A product of few tokens waits for its weights, of which fewer
+bytes are read; one of many tokens waits for arithmetic, which takes longer than with weights that need no widening:
 
     time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
 

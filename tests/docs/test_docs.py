@@ -54,7 +54,7 @@ RUN = ("README.md", "choose_a_configuration.md", "extend.md", "real_engine.md", 
 MADE_BY_RUNS = ("import_vllm", "import_sglang", "import_trtllm", "--config-dir")
 SMALL = {
     "trace.num_requests": "20", "plots": "false", "progress": "false",
-    "search.trials": "2", "capacity.num_requests": "50", "capacity.max_probes": "4", "capacity.workers": "1",
+    "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
     "capacity.confirm": "0", "calibration.max_evaluations": "3", "metrics.interval.max_requests": "1000",
     "metrics.warmup": "0.2", "metrics.drain": "0.2",
 }  # fmt: skip

@@ -32,6 +32,7 @@ def test_importing_the_package_brings_none_of_its_libraries() -> None:
     code = f"import harness, sys; assert not [name for name in {heavy} if name in sys.modules]; import harness.cli"
     code += "; late = ('hydra', 'pandas', 'numpy', 'rich', 'multiprocessing', 'importlib.metadata')"  # not for --help
     code += "; assert not [name for name in late if name in sys.modules]; harness.run"
+    code += "; import harness.workload.readers.mooncake; assert not {'pandas', 'pyarrow'} & {*sys.modules}"
     code += "; late = ('torch', 'matplotlib', 'scipy.stats', 'bokeh', 'optuna', 'harness.figures.style')"
     code += "; import harness.figures, harness.studies.sweeps.sweep"
     code += "; assert not [name for name in late if name in sys.modules]"

@@ -187,8 +187,8 @@ def test_a_rule_may_count_the_store_with_a_weight() -> None:
             "trace.num_requests=6", "arrival=constant", "arrival.rate=1", "model=qwen3-8b", "cost=roofline",
             "router=weighted_score", "router.options.precise=true", "router.options.queue=0",
             "router.options.kv_use=0")  # fmt: skip
-    for host, servers in ((0.0, {0}), (1.5, {0, 1})):
-        assert {*run(*base, f"router.options.host={host}").requests["server"]} == servers
+    for host, num_servers in ((0.0, 1), (1.5, 2)):
+        assert run(*base, f"router.options.host={host}").requests["server"].nunique() == num_servers
 
 
 def test_a_store_of_any_size_is_made_at_once_and_once() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class BatchWait:
-    """Counts the steps for which prompts wait, as `_waiting_requests` of TensorRT-LLM's py_executor.py; before 1.3 it
-    reckoned with the whole lengths of the prompts.
+    """Counts the steps for which prompts wait, as `_waiting_requests` of TensorRT-LLM's py_executor.py; earlier
+    versions reckoned with the whole lengths of the prompts.
 
     Args:
         timeout_iters: for how many steps prompts wait at most; 0: for none.

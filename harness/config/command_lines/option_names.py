@@ -19,8 +19,8 @@ _CHOICE = re.compile(r"(model|device)=(['\"]?)([^'\"\[\]{}()$]+)\2")
 
 
 def with_options(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> list[str]:
-    """Arguments of run.py with the options of the groups `model` and `device` in place of other names of theirs. What
-    names none stays as it is.
+    """Arguments of run.py in which other names of models and devices, such as `model=Qwen/Qwen3-8B`, are replaced by
+    the options of the groups `model` and `device`. Other arguments stay as they are.
 
     Args:
         folders: configuration trees.

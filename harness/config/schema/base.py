@@ -56,7 +56,7 @@ class ConfigModel(BaseModel):
     )  # fmt: skip
 
     def changed(self, but: str | None = None) -> str | None:
-        """The first key that is not at its default, `but` left out; None if all others are."""
+        """The first key that is not at its default; the key `but` does not count. None if there is none."""
         names = [name for name in type(self).model_fields if name != but]
         return next((name for name in names if getattr(self, name) != default_of(type(self), name)), None)
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -20,6 +20,13 @@ _IDLE_S = 4
 _RETRY_S = 0.5  # before the first repeated attempt; doubles with each
 _RESETS = ("/reset_prefix_cache", "/flush_cache")  # of vLLM and of SGLang
 _BUSY = (429, 502, 503, 504)  # worth another attempt
+
+
+class Message(NamedTuple):
+    """A request as it is sent."""
+
+    path: str
+    body: bytes
 
 
 class Client:
@@ -88,24 +95,26 @@ class Client:
                         return
         raise EngineError(f"engine.reset_cache=true: the server resets none at {' or '.join(_RESETS)}")
 
-    async def ask(self, request: Request, prompt: list[int] | str, answer: Answer) -> None:
-        """Send a request and note in `answer` what comes back; never raises but when it is cancelled."""
+    def message(self, request: Request, prompt: list[int] | str) -> Message:
         path, body = self._body(request, prompt)
-        data = json.dumps(body).encode()
+        return Message(path, json.dumps(body).encode())
+
+    async def ask(self, message: Message, answer: Answer) -> None:
+        """Send a request and note in `answer` what comes back; never raises but when it is cancelled."""
         for attempt in range(self._settings.retries + 1):
             if attempt:
                 await asyncio.sleep(_RETRY_S * 2 ** (attempt - 1))
                 answer.num_retries += 1
-            if not await self._attempt(path, data, answer):
+            if not await self._attempt(message, answer):
                 return
 
-    async def _attempt(self, path: str, data: bytes, answer: Answer) -> bool:
+    async def _attempt(self, message: Message, answer: Answer) -> bool:
         """One attempt; returns whether another one may do better: nothing has come of this one."""
         answer.status, answer.error = "aborted", None
         may_repeat = False
         try:
             async with self._session.post(
-                self.root + path, data=data, headers={"Content-Type": "application/json"}
+                self.root + message.path, data=message.body, headers={"Content-Type": "application/json"}
             ) as response:
                 if response.status != 200:
                     answer.error = f"http_{response.status}: {await self._said(response)}"

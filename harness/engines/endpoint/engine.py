@@ -161,10 +161,10 @@ class EndpointEngine:
 
     async def _send(self, row: int, arrival_ns: int) -> None:
         request = self._prompts.make(row, arrival_ns)
-        prompt = await self._prompt(request)
+        message = self._client.message(request, await self._prompt(request))
         answer = Answer(row, arrival_ns, self._now_ns())
         self._recorder.on_sent(answer)
-        await self._client.ask(request, prompt, answer)
+        await self._client.ask(message, answer)
         now = self._now_ns()
         self._recorder.on_end(answer, now)
         self._note_history(request, answer)
@@ -196,7 +196,7 @@ class EndpointEngine:
         for row in range(min(self._settings.warm_up_requests, len(self._trace.rows))):
             request = self._prompts.make(row, 0)
             prompt = self._texts[row] if row in self._texts else await self._prompt(request)
-            await self._client.ask(request, prompt, Answer(row, 0, 0))
+            await self._client.ask(self._client.message(request, prompt), Answer(row, 0, 0))
         if self._settings.reset_cache:
             await self._client.reset_cache()
         text = await self._metrics_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,8 +99,8 @@ class HandingOut:
         self._vocab_size = vocab_size
         self._tally = tally
         self._makes_ahead = makes_ahead
-        self._prompts: list[Request] = []  # whose first tokens the step brings
-        self._others: list[Sequence] = []  # that decode, and whose chunks are made when the step has ended
+        self._forking: list[Request] = []  # whose prompts end: the sequences are known when the step has ended
+        self._others: list[Sequence] = []  # whose chunks are made then
         self._made: list[_Made] = []
         self._sent: list[Stream] = []
         self._times: list[int] = []  # when each of `_sent` was
@@ -107,20 +108,28 @@ class HandingOut:
         self._send_ns = MovingMean()  # that a send takes
 
     def prepare(self, plan: StepPlan, due_ns: int) -> int:
-        """Make the chunks that the decodes of a plan will bring, while its time passes; returns how long `send` will
+        """Make the chunks of the tokens that a plan will bring, while its time passes; returns how long `send` will
         take."""
         self._due_ns = due_ns
-        self._prompts = [chunk.sequence.request for chunk in plan.prefills if chunk.is_last]
-        made: list[_Made] = []
-        self._made, self._others = made, []
-        if not self._makes_ahead:
+        self._made, self._others = [], []
+        ended = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
+        self._forking = [each.request for each in ended if each.request.num_sequences > 1]
+        self._make([each for each in ended if each.request.num_sequences == 1])
+        if self._makes_ahead:
+            self._make(plan.decodes)
+        else:
             self._others += plan.decodes
-            return 0
-        streams, word, size = self._calls.streams, self._words.word, self._vocab_size
-        for sequence in plan.decodes:
-            stream = streams.get(sequence)
+        return round(max(self._send_ns.mean, 1) * len(self._made))
+
+    def _make(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Make the next chunk of each sequence, where that can be done before it is due."""
+        made, calls, word, size = self._made, self._calls, self._words.word, self._vocab_size
+        for sequence in sequences:
+            stream = calls.streams.get(sequence)
             if stream is None:
-                continue
+                if sequence.request_id not in calls.of:
+                    continue
+                stream = calls.begin(sequence)
             line, data, num_sent = stream.line or stream.channel.line, None, stream.num_sent
             if line is not None and num_sent + 1 < stream.max_tokens:
                 token = (stream.first_token + _PRIME * num_sent) % size
@@ -130,7 +139,6 @@ class HandingOut:
             else:
                 stream.line = line
                 made.append((sequence, stream, data))
-        return round(max(self._send_ns.mean, 1) * len(made))
 
     def send(self) -> None:
         """Send the chunks that were made ahead; they are counted when clients wait for nothing."""
@@ -156,8 +164,10 @@ class HandingOut:
             stream.num_sent += 1
             assert stream.line is not None
             pace = stream.line.pace
-            assert pace.last_ns is not None, "the first token of a sequence is not made ahead"
-            gaps.append((sent_ns - pace.last_ns) * 1e-9)
+            if pace.last_ns is None:
+                stream.line.begin(sent_ns)
+            else:
+                gaps.append((sent_ns - pace.last_ns) * 1e-9)
             pace.last_ns = sent_ns
             pace.num_tokens += 1
         self._tally.times["itl"].add_all(gaps)
@@ -172,16 +182,15 @@ class HandingOut:
 
     def on_commit(self, outcome: StepOutcome) -> None:
         self._count_sent()
-        # the forks of a request exist from the commit of its prompt on
-        others = dict.fromkeys([*(each for request in self._prompts for each in request.sequences), *self._others])
-        for sequence in others:
+        forks = [each for request in self._forking for each in request.sequences]
+        for sequence in dict.fromkeys([*forks, *self._others]):
             if sequence.request_id in self._calls.of:
                 self._hand_out(sequence)
         for request in outcome.finished:
             self._calls.forget(request)
 
     def _hand_out(self, sequence: Sequence) -> None:
-        stream = self._calls.streams.get(sequence) or self._calls.begin(sequence)
+        stream = self._calls.streams.get(sequence) or self._calls.begin(sequence)  # a fork
         sent, count = stream.num_sent, sequence.num_output_tokens
         if count == sent:
             return

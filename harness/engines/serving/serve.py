@@ -23,6 +23,7 @@ from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.serving.ledger import Ledger, write_served
 from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
+from harness.engines.switching import quick_switches
 from harness.errors import ConfigError
 from simulator.fleet_system import FleetSystem
 
@@ -133,7 +134,7 @@ async def _run(
     start()
     host, port = listening.getsockname()[:2]
     on_ready(f"http://{host}:{port}")
-    with interrupts.noted(stop), _short_collections():
+    with interrupts.noted(stop), _short_collections(), quick_switches():
         if interrupts.was_raised():  # and lost on the way here
             stop()
         await server.serve(sockets=[listening])

@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -23,21 +24,24 @@ from harness.studies.capacity.probe import Probe, run_probe
 
 T = TypeVar("T")
 _POOLS: dict[int, ProcessPoolExecutor] = {}  # by their number of processes
+_STARTING = threading.Lock()
+_are_ended = threading.Event()
 
 
 def run_all(jobs: Sequence[tuple[RunConfig, str, Path, int]], workers: int | None) -> list[Probe]:
-    """`run_probe` of each job, on as many processes as `num_workers` says. This process is one of them: it has read the
-    profile already, and a scout, which runs alone, starts no other.
+    """`run_probe` of each job, on as many processes as `num_workers` says. This process is one of them, as it has read
+    the profile already, and a scout, which runs alone, starts no other; but not where several threads of it search.
 
     Raises:
         TwinServeError: as `run_probe`, or a process was killed.
         KeyboardInterrupt: the search was interrupted; probes under way are not kept.
     """
     workers = num_workers([config for config, *_ in jobs], workers)
-    own = range(0, len(jobs), max(1, workers))
+    is_alone = _is_main() or workers == 1
+    own = range(0, len(jobs), workers) if is_alone else ()
     with ended_on_failure():
         others = {
-            number: _elsewhere(workers - 1, partial(run_probe, *job))
+            number: _elsewhere(workers - is_alone, partial(run_probe, *job))
             for number, job in enumerate(jobs)
             if number not in own
         }
@@ -66,9 +70,15 @@ def submit(workers: int, job: Callable[[], T]) -> Future[T]:
 
 
 def _elsewhere(processes: int, job: Callable[[], T]) -> Future[T]:
-    """Run a job on one of so many other processes."""
-    with _main_left_out(), interrupts.held():  # a process that is being started is not known yet, nor ended
+    """Run a job on one of so many other processes; raises KeyboardInterrupt where another thread has ended them."""
+    if _are_ended.is_set() and not _is_main():
+        raise KeyboardInterrupt
+    with _STARTING, _main_left_out(), interrupts.held():  # a process that is being started is not known yet, nor ended
         return _pool(processes).submit(job)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
@@ -85,17 +95,23 @@ def _main_left_out() -> Iterator[None]:
 
 @contextmanager
 def ended_on_failure() -> Iterator[None]:
-    """Where the block raises, the processes end; raises TwinServeError where one of them was killed."""
+    """Where the block raises, the processes end, but for a block in a thread, beside which others go on; raises
+    TwinServeError where a process was killed, and KeyboardInterrupt where another thread ended them."""
+    if _is_main():
+        _are_ended.clear()
     try:
         yield
-    except BrokenProcessPool:
+    except (BrokenProcessPool, CancelledError):
+        if _are_ended.is_set():
+            raise KeyboardInterrupt from None
         _POOLS.clear()
         raise TwinServeError(
             "a process of the search was killed, perhaps for want of memory; use fewer: capacity.workers=1, "
             "search.workers=1"
         ) from None
     except BaseException:
-        _end()
+        if _is_main():
+            _end()
         raise
 
 
@@ -119,6 +135,7 @@ def _begin_worker() -> None:
 
 def _end() -> None:
     """End the workers, those in the middle of a probe included."""
+    _are_ended.set()
     pools = [*_POOLS.values()]
     _POOLS.clear()
     for process in multiprocessing.active_children() if pools else ():

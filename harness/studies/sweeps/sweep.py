@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ from harness.studies.sweeps.job_lines import JobLine, headline, result_text, sho
 SOME_JOB_FAILED = 1
 _UNTIL_THE_JOBS_ENDED = ExitStack()
 _UNTIL_THE_END_OF_LINES = ExitStack()
-Execute = Callable[[RunConfig, Path], None]
+Execute = Callable[..., object]  # of a configuration and a folder, and perhaps what to do in place of its task
+Executed = Callable[[RunConfig, Path], str]  # what it printed
 
 
 def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
@@ -62,15 +64,25 @@ def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
 
 
 def _run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
+    if cfg.get("task") == "capacity" and _launcher(HydraConfig.get()) == "basic":
+        from harness.studies.sweeps import searches  # imported late, as most sweeps do without it
+
+        if searches.takes(cfg):
+            searches.add(cfg, execute, partial(_run_locked, cfg, folder))
+            return
+    _run_locked(cfg, folder, partial(_executed, execute))
+
+
+def _run_locked(cfg: DictConfig, folder: Path, executed: Executed) -> None:
     try:
         with locked(folder):
-            tell(_run_in(cfg, folder, execute))
+            tell(_run_in(cfg, folder, executed))
     except FolderInUseError as error:  # nothing may be written to the folder
         tell(JobLine(folder.name, "failed", str(error)))
         raise SystemExit(SOME_JOB_FAILED) from None
 
 
-def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
+def _run_in(cfg: DictConfig, folder: Path, executed: Executed) -> JobLine:
     failure = folder / FAILED
     started = time.monotonic()
     try:
@@ -78,7 +90,7 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
         if is_finished(config, folder):
             failure.unlink(missing_ok=True)
             return JobLine(folder.name, "skipped", result_text(read_summary(folder)))
-        output = _executed(config, folder, execute)
+        output = executed(config, folder)
         text = headline(folder)
     except Exception as error:
         message = _describe(error)
@@ -89,7 +101,7 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
     return JobLine(folder.name, "done", text, time.monotonic() - started, output)
 
 
-def _executed(config: RunConfig, folder: Path, execute: Execute) -> str:
+def _executed(execute: Execute, config: RunConfig, folder: Path) -> str:
     """Runs the job; returns what it printed, empty where that was shown at once or is not asked for."""
     in_parallel = _launcher(HydraConfig.get()) != "basic"
     if config.verbose and not in_parallel:
@@ -117,8 +129,7 @@ def report(
     alone = Path(results[0]) if len(results) == 1 else None
     if alone is not None and not (alone / SUMMARY).exists() and write_report_page(alone, out_folder):
         return  # a search or public closed loops: no runs to compare
-    left_out = write_report(expand_results(results), out_folder, plot, baseline)
-    if left_out:
+    if left_out := write_report(expand_results(results), out_folder, plot, baseline):
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
     if alone is not None:
         write_report_page(alone, out_folder)  # in place of the page of a comparison with nothing
@@ -197,6 +208,8 @@ class SweepReport(Callback):
             KeyboardInterrupt: the jobs were interrupted.
         """
         _UNTIL_THE_JOBS_ENDED.close()
+        if (searches := sys.modules.get("harness.studies.sweeps.searches")) is not None:
+            searches.run_all()
         _UNTIL_THE_END_OF_LINES.close()
         sweep_dir = Path(config.hydra.sweep.dir)
         failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)

@@ -3,7 +3,8 @@
 from harness.workload.rows.csv_file import require_columns
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import CsvColumn, build_trace, collect_csv, number_column
-from harness.workload.rows.value_checks import timestamps, tokens
+from harness.workload.rows.text_checks import timestamps
+from harness.workload.rows.value_checks import tokens
 from harness.workload.trace import Trace
 
 _COLUMNS = (

@@ -11,7 +11,7 @@ import pyarrow as pa
 from harness.config.schema.traffic.reader import nearest
 from harness.config.schema.traffic.trace_files import TimeUnit
 from harness.errors import TraceError
-from harness.workload.rows import value_checks
+from harness.workload.rows import text_checks, value_checks
 from harness.workload.rows.common_names import likely_columns
 from harness.workload.rows.sieve import RowSieve
 from harness.workload.rows.tabular import CsvColumn, NumberCheck, TextCheck, number_column
@@ -94,12 +94,12 @@ class Layout:
         """How the texts of a column are read, where they are times that no float64 holds: dates and nanoseconds."""
         if ours != "arrival_time":
             return None
-        return {"date": value_checks.timestamps, "ns": value_checks.nanoseconds}.get(self.time_unit)
+        return {"date": text_checks.timestamps, "ns": text_checks.nanoseconds}.get(self.time_unit)
 
 
 def reject_dates(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> None:
     """Rejects rows whose time should be a number and is a date, with what reads it."""
-    sieve.reject(value_checks.are_dates(texts), f"{name} is a date, which trace.time_unit=date reads")
+    sieve.reject(text_checks.are_dates(texts), f"{name} is a date, which trace.time_unit=date reads")
 
 
 def _parse_times(column: CsvColumn, texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[Any]:

@@ -1,23 +1,28 @@
 """Collects the usable rows of a trace file, chunk by chunk, into columns, and makes a Trace of them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from harness.workload.rows import value_checks
-from harness.workload.rows.csv_file import CsvChunk, csv_chunks
 from harness.workload.rows.order import arrange, within_window
 from harness.workload.rows.sieve import RowSieve
 from harness.workload.trace import Trace, renumbered, trace_table
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.workload.rows.csv_file import CsvChunk
+
 Columns = dict[str, npt.NDArray[Any]]
 NumberCheck = Callable[[value_checks.Numbers, str, RowSieve], npt.NDArray[Any]]
-TextCheck = Callable[[pa.ChunkedArray, str, RowSieve], npt.NDArray[Any]]
+TextCheck = Callable[["pa.ChunkedArray", str, RowSieve], npt.NDArray[Any]]
 
 
 class _Chunk(Protocol):
@@ -43,8 +48,10 @@ class CsvColumn:
 def number_column(name: str, target: str, check: NumberCheck) -> CsvColumn:
     """A CSV column of numbers that must pass a check."""
 
+    from harness.workload.rows.text_checks import numbers_from_text  # imported late, as JSON lines do without pyarrow
+
     def parse(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[Any]:
-        return check(value_checks.numbers_from_text(texts), name, sieve)
+        return check(numbers_from_text(texts), name, sieve)
 
     return CsvColumn(name, target, parse)
 
@@ -77,6 +84,8 @@ def collect(chunks: Iterable[ChunkT], parse: Callable[[ChunkT, RowSieve], Column
 
 def collect_csv(path: str, columns: Sequence[CsvColumn], sieve: RowSieve, delimiter: str = ",") -> Columns:
     """The usable rows of a CSV file. Its columns are checked in the order given. Raises like `collect`."""
+    from harness.workload.rows.csv_file import csv_chunks  # imported late, too
+
     columns = [column for column in columns if sieve.rules.with_times or column.target != "arrival_time"]
     chunks = csv_chunks(path, [column.name for column in columns], delimiter)
     return collect(chunks, partial(_parse_csv, columns), sieve)

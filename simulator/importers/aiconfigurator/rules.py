@@ -6,10 +6,10 @@ kernels on all systems (`mem_empirical_constant_latency`, `mem_bw_empirical_scal
 
 The host's share of a step is what the GPU waits for: sampling parameters, the sampler's small kernels, outputs, and in
 steps without a CUDA graph the launches of each layer. `HOST` was fitted to the runs of Llama-3.1-70B FP8 on H100 that
-InferenceX measured (`python -m experiments.inferencex.fit`), and is the same for all systems and models; its two
-times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
+InferenceX measured (`python -m experiments.inferencex.fit`), and is the same for all systems and models. Its
+`synchronous_` times, of servers without asynchronous scheduling, were fitted to runs of Qwen3-32B on two H100.
 
-That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs, which is what `step_us` stands for. Since
+The server of the Llama runs (vLLM 0.10.2) launched attention between pieces of CUDA graphs (`step_us`). Since
 0.11 (pull request 25444) one graph is a whole decode step, and asynchronous scheduling, the default since 0.14,
 prepares it while the step before it runs: the GPU then waits for nothing. Profiles are of such servers, with or without
 asynchronous scheduling.
@@ -93,7 +93,7 @@ def elementwise_work(model: Model, tensor_parallel_size: int, backend: str) -> t
 
 
 def beside_experts(curve: MeasuredCurve) -> MeasuredCurve:
-    """The time that products of shared experts add to those of the others."""
+    """The time that products of shared experts add to a layer's routed experts."""
     sizes = np.union1d(curve.sizes, [_BESIDE, _BESIDE + 1.0])
     return MeasuredCurve(sizes, np.where(sizes <= _BESIDE, _NOTHING_US, curve.at(sizes)))
 

@@ -37,5 +37,5 @@ def kernels_of(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str
 
 
 def _of_experts(kernel: str) -> Iterator[tuple[str, str]]:
-    """Of experts that each rank has a part of, and of those that ranks share out whole."""
+    """`kernel` in two tables: of experts that are split over ranks, and of experts that lie whole on one rank."""
     yield from ((kernel, "tokens"), (kernel, "experts"))

@@ -11,6 +11,7 @@ from harness.results.summary import scheduler_text
         ("vllm serve m", "vLLM"),
         ("vllm serve m  # vLLM 0.19.0; not in vLLM: quantization=fp8_block", "vLLM"),
         ("vllm serve m  # not in vLLM: scheduler.policy=mixed", "mixed"),
+        ("python -m sglang.launch_server --model-path m", "mixed"),
         (None, "mixed"),
     ],
 )

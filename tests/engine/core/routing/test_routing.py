@@ -161,7 +161,7 @@ def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: li
 def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
     servers: list[Server], num_requests: int
 ) -> None:
-    rule, sent = make("vllm_balancer"), [0] * len(servers)
+    rule, sent = make("vllm_balancer", counts_in_flight=False), [0] * len(servers)
     for number, server in enumerate(servers):
         server.number = number
     for _ in range(num_requests):
@@ -177,12 +177,24 @@ def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
 
 
 def test_what_was_sent_to_a_rank_stays_with_it_when_others_come_and_go() -> None:
-    rule, (first, second, third) = make("vllm_balancer"), [Server(number=number) for number in range(3)]
+    rule = make("vllm_balancer", counts_in_flight=False)
+    first, second, third = [Server(number=number) for number in range(3)]
     assert [rule.choose(request(), [first, second]) for _ in range(3)] == [0, 1, 0]
     assert rule.choose(request(), [first, second, third]) == 2  # two, one and none were sent
     assert rule.choose(request(), [second, third]) == 0
     third.num_running += 1  # all are told anew
     assert rule.choose(request(), [second, third]) == 0
+
+
+def test_ranks_take_turns_and_count_what_is_in_flight_and_a_full_cache_makes_a_queue_longer() -> None:
+    rule, servers = make("vllm_balancer"), [Server(number=number, num_free_blocks=60) for number in range(3)]
+    assert [rule.choose(request(), servers) for _ in range(3)] == [0, 1, 2]
+    servers[0].num_requests = 9  # beside what it tells
+    servers[1].num_waiting = servers[2].num_waiting = 2
+    servers[1].num_free_blocks = 24  # 0.6 of its blocks are in use: its queue weighs 2 * 6 * 0.1 more
+    assert [rule.choose(request(), servers) for _ in range(3)] == [2, 2, 1]
+    servers[2].num_blocks = 0  # a server that does not tell of its cache
+    assert rule.choose(request(), servers) == 2
 
 
 @given(SERVERS, st.sampled_from([0.0, 0.4, 1.0]))

@@ -41,7 +41,7 @@ def test_failures_are_told_by_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             case 3:
                 return await tokens(request, 2, ends=False)
             case 4:
-                return await tokens(request, 4, every_s=5)
+                return await tokens(request, 4, every_s=2)
             case 5:
                 assert request.transport is not None
                 request.transport.abort()
