@@ -43,7 +43,7 @@ def compilation() -> dict[str, Any]:
     modules = mypycify([*options, *(str(path) for path in COMPILED)], opt_level="3")
     if os.name == "posix":
         for module in modules:  # functions of the core call one another directly, and small ones are inlined
-            module.extra_compile_args.append("-fno-semantic-interposition")
+            module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition"]
     return {"ext_modules": modules}
 
 

@@ -48,11 +48,12 @@ class StepDraft:
         padded: of the admitted, those that compute as many tokens as a decode with drafts, though they need only one.
         wait_until: when to plan again at the latest if the draft stays empty; None: when something happens.
         is_starved: blocks ran out, so somebody had to give way and nobody may be admitted.
+        is_single: a prompt that is cut and has no part in this step may have one in the next.
     """
 
     __slots__ = (
         "now", "prefills", "admitted", "padded", "parked", "preempted", "paused", "transfers", "growth", "num_decodes",
-        "wait_until", "is_starved",
+        "wait_until", "is_starved", "is_single",
     )  # fmt: skip
 
     def __init__(self, now: int) -> None:
@@ -68,6 +69,7 @@ class StepDraft:
         self.num_decodes = 0
         self.wait_until: int | None = None
         self.is_starved = False
+        self.is_single = False
 
 
 class StepPlan:

@@ -43,12 +43,14 @@ class RealBackend:
         self.default_params = llm.get_default_sampling_params()
         self.tally = tally
         tally.schedulers = lambda: [llm.engine.scheduler]
+        tally.num_coming = lambda: self._num_coming
         self._llm = llm
         self._front = front
         self._calls: dict[_Call, None] = {}
         self._inbox: deque[Change] = deque()
         self._wakes = threading.Condition()
         self._is_closing = False
+        self._num_coming = 0  # prompts that the engine's thread has not taken
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -80,11 +82,14 @@ class RealBackend:
             self._tell(_settle, opened, Opened(call, call.stream.prompt_token_ids), None)
 
         self._change(change)
+        self._num_coming += len(prompts)
         try:
             return await opened
         except asyncio.CancelledError:
             self.abort(call)
             raise
+        finally:
+            self._num_coming -= len(prompts)
 
     def abort(self, call: object) -> None:
         assert isinstance(call, _Call)

@@ -59,10 +59,12 @@ class Tally:
 
     Attributes:
         schedulers: returns those that the gauges are of, one for each server; none until there is one.
+        num_coming: returns how many requests were received that no scheduler has yet.
         lateness: of a simulation in real time: from when a chunk was due until it was written; below 0: before.
     """
 
     schedulers: abc.Callable[[], abc.Sequence[Scheduler]] = tuple
+    num_coming: abc.Callable[[], int] = int
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -73,7 +75,10 @@ class Tally:
 
     @property
     def num_waiting(self) -> int:
-        return sum(scheduler.num_waiting for scheduler in self.schedulers())
+        """Sequences that wait for their turn, or will when they have come to their scheduler."""
+        schedulers = self.schedulers()
+        num_free = sum(each.max_num_seqs - each.num_running for each in schedulers)
+        return sum(each.num_waiting for each in schedulers) + max(0, self.num_coming() - num_free)
 
     # As an observer of a server, real or simulated.
 

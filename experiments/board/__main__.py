@@ -6,11 +6,11 @@
     python -m experiments.board --docs                                                only the tables of docs and README
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/; `--history` is the folder of old tables that
-experiments.default_profiles reads, too: without it rows of SGLang have the newest kernels. Published logs are looked
-for in --data. Nothing is fitted here; rows of servers that constants were fitted on say so. Errors are simulated
-against measured, in percent, above 0 where the simulation says more. Writes experiments/results/board/points.csv,
-left_out.csv and classes.csv, docs/fidelity/board.png, the tables of docs/fidelity.md and README.md, and what runs say
-of their known error: simulator/profiles/known_errors.csv.
+experiments.default_profiles reads, too: without it rows of SGLang and of gpt-oss by TensorRT-LLM have the newest
+kernels. Published logs are looked for in --data. Nothing is fitted here; rows of servers that constants were fitted on
+say so. Errors are simulated against measured, in percent, above 0 where the simulation says more. Writes
+experiments/results/board/points.csv, left_out.csv and classes.csv, docs/fidelity/board.png, the tables of
+docs/fidelity.md and README.md, and what runs say of their known error: simulator/profiles/known_errors.csv.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ Job = Callable[[], Found]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--silicon", type=Path)
-    parser.add_argument("--history", type=Path, help="folder of aiconfigurator_core with old tables of SGLang")
+    parser.add_argument(
+        "--history", type=Path, help="folder of aiconfigurator_core with old tables of SGLang and TensorRT-LLM"
+    )
     parser.add_argument("--docs", action="store_true", help="write the tables of the pages from stored results")
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument(

@@ -27,10 +27,12 @@ from harness.measured.public_servers import PublicServer
 from simulator.importers.aiconfigurator.database import find_root
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-# model_path of the rows: name in conf/model, format of the weights by the precision that rows state
+# model_path of the rows: name in conf/model, format of the weights by the precision that rows state.
+# Qwen3-32B in FP8 is Qwen/Qwen3-32B-FP8, whose blocks are scaled: the checkpoint of aiconfigurator's own guide for
+# servers of TensorRT-LLM, and its default format (docs/dynamo_deployment_guide.md, dense_default.yaml, 961028348).
 _MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": "fp8_block"}),
-    "Qwen/Qwen3-32B": ("qwen3-32b", {"nan": "none", "fp8": "fp8", "fp4": "nvfp4"}),
+    "Qwen/Qwen3-32B": ("qwen3-32b", {"nan": "none", "fp8": "fp8_block", "fp4": "nvfp4"}),
     "nvidia/Qwen3-32B-NVFP4": ("qwen3-32b", {"fp4": "nvfp4"}),
     "Qwen/Qwen3.5-397B-A17B": ("qwen3.5-397b-a17b", {"bf16": "none", "fp8": "fp8_block", "fp4": "nvfp4"}),
     "deepseek-ai/DeepSeek-R1": ("deepseek-r1", {"fp8": "fp8_block", "fp4": "nvfp4"}),

@@ -95,7 +95,7 @@ def _of(table: pd.DataFrame, selected: Selected) -> pd.Series[bool]:
 def points(
     data: Path, selected: Selected, every: int = 1, cost: str = "profiled", history: Path | None = None
 ) -> Found:
-    """The points of the rows of a server; `every` n-th of them. `history` has old tables of SGLang's kernels."""
+    """The points of the rows of a server; `every` n-th of them. `history` has old tables of kernels."""
     backend, model_path, precision, system, place, version = selected
     server = None if place is None else SERVERS[place]
     of_rows: RowServers | None = None

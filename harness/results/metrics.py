@@ -229,7 +229,7 @@ def _of_servers(result: RunResult, requests: Rows, start: float, duration: float
     roles = {number: pool["role"] for pool in result.pools for number in pool["servers"]}
     for number in range(result.num_servers):
         role = roles.get(number, "serve")
-        own = requests[_server_of(requests, role) == number]
+        own = requests.iloc[np.flatnonzero(_server_of(requests, role) == number)]
         is_idle = number not in busy and own.empty
         if is_idle and role in idle:
             found.append({**idle[role], "server": number})

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import simpy
-
-if TYPE_CHECKING:  # a compiled core would make another tuple of what it knows as one, and a call is known by identity
-    from simulator.drivers.phases import Call
 
 
 class Timetable:
@@ -32,8 +29,9 @@ class Timetable:
         queue = self._queue
         return not queue or queue[0][0] != self.now
 
-    def call(self, phase: int, delay: int, then: Callable[[Any], None]) -> Call:
-        """Call `then` in `delay` ns, in a phase of that time."""
+    def call(self, phase: int, delay: int, then: Callable[[Any], None]) -> Any:
+        """Call `then` in `delay` ns, in a phase of that time; the call that is returned is known by its identity."""
+        # Typed as a tuple it would be copied by a compiled core.
         call: Any = (self.now + delay, phase, next(self._numbers), then)
         heappush(self._queue, call)
         return call

@@ -21,7 +21,7 @@ from experiments.acceptance.engines import OUTPUT_TOKENS, PROMPT_TOKENS, workloa
 FAULTY = "tests.experiments.faulty_sections"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sections_that_go_wrong_leave_their_first_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hanging section ignores requests to end."""
     expected = {"hang": "killed", "exhaust": "failed"}

@@ -156,7 +156,7 @@ def test_the_second_interrupt_does_not_disturb_the_writing_and_the_third_ends_it
     assert not (tmp_path / "3" / "summary.json").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_jobs_in_worker_processes_write_what_they_have(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
     (tmp_path / "unhurried.py").write_text(UNHURRIED)

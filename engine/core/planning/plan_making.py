@@ -51,7 +51,7 @@ class PlanMaker:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
             # A victim may end with drafts that are under way, and leave the queue then.
             may_leave = draft.preempted and running.lag and decodes.tokens_per_decode > 1
-            if is_alone and not (prefills or draft.transfers or draft.paused or may_leave):
+            if is_alone and not (prefills or draft.transfers or draft.paused or may_leave or draft.is_single):
                 horizon = decode_horizon(self._admissions[lane], draft.now, pads=self._pads)
         else:
             work, fresh = StepWork(chunks, 0, 0, 0, num_copied), []

@@ -52,7 +52,7 @@ class Trtllm(BasePolicy):
         sizes = chunk_sizes(planner, blocks, part, self._share)
         num_prompt_tokens = sum(max(1, part.prompts[each].cost(size)) for each, size in sizes.items() if size)
         if self._wait.holds_back(num_prompt_tokens, part.num_decodes, planner.max_num_batched_tokens):
-            sizes, fitting.may_change = {}, True
+            sizes, fitting.may_change, draft.is_single = {}, True, bool(running.prefilling)
         is_complete = plan_prompts(planner, draft, blocks, sizes, part.budget)
         self._may_change = fitting.may_change or not is_complete or bool(fitting.victims)
         if running.decodes.sequences:

@@ -44,6 +44,11 @@ class Reception:
         self._front_end.look()
         self._expect()
 
+    @property
+    def num_inside(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._inside)
+
     def withdraw(self, request: Request) -> bool:
         """Nobody waits for a request any more; False where it is not here."""
         return self._inside.pop(request.request_id, None) is not None

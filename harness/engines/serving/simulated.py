@@ -107,6 +107,7 @@ class SimulatedBackend:
         for replica, view in zip(self._replicas, self._desk.views, strict=True):
             replica.on_finish = partial(_forget, view)
         self.tally.schedulers = lambda: [replica.scheduler for replica in self._replicas]
+        self.tally.num_coming = self._num_coming
         if self._reading_s and len(self._replicas) > 1:
             self._read(self._desk)
 
@@ -172,6 +173,10 @@ class SimulatedBackend:
         self._agenda.close()
         for live in self._live:
             live.close()
+
+    def _num_coming(self) -> int:
+        inside = 0 if self._reception is None else self._reception.num_inside
+        return inside + sum(replica.num_waiting - replica.scheduler.num_waiting for replica in self._replicas)
 
     def _request(self, tokens: list[int], params: SamplingParams, priority: int, session: int | None) -> Request:
         hashes: list[int] = []

@@ -71,7 +71,9 @@ def submit(workers: int, job: Callable[[], T]) -> Future[T]:
 
 def _elsewhere(processes: int, job: Callable[[], T]) -> Future[T]:
     """Run a job on one of so many other processes; raises KeyboardInterrupt where another thread has ended them."""
-    if _are_ended.is_set() and not _is_main():
+    if _is_main():
+        begin_anew()
+    elif _are_ended.is_set():
         raise KeyboardInterrupt
     with _STARTING, _main_left_out(), interrupts.held():  # a process that is being started is not known yet, nor ended
         return _pool(processes).submit(job)
@@ -97,8 +99,6 @@ def _main_left_out() -> Iterator[None]:
 def ended_on_failure() -> Iterator[None]:
     """Where the block raises, the processes end, but for a block in a thread, beside which others go on; raises
     TwinServeError where a process was killed, and KeyboardInterrupt where another thread ended them."""
-    if _is_main():
-        _are_ended.clear()
     try:
         yield
     except (BrokenProcessPool, CancelledError):
@@ -111,7 +111,7 @@ def ended_on_failure() -> Iterator[None]:
         ) from None
     except BaseException:
         if _is_main():
-            _end()
+            end_processes()
         raise
 
 
@@ -133,12 +133,17 @@ def _begin_worker() -> None:
     logging.disable()
 
 
-def _end() -> None:
-    """End the workers, those in the middle of a probe included."""
+def begin_anew() -> None:
+    """Threads of this process may run jobs on others again."""
+    _are_ended.clear()
+
+
+def end_processes() -> None:
+    """End the workers, those in the middle of a probe included. Threads that run jobs on them get KeyboardInterrupt."""
     _are_ended.set()
     pools = [*_POOLS.values()]
     _POOLS.clear()
     for process in multiprocessing.active_children() if pools else ():
-        process.terminate()
+        process.kill()  # nothing of what is under way is kept, and a signal would only stop a simulation
     for pool in pools:
         pool.shutdown(wait=True, cancel_futures=True)

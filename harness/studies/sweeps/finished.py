@@ -31,3 +31,8 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         return False
     shown = {key: getattr(config, key) for key in ("progress", "verbose", "plot", "report", "sinks")}
     return earlier.model_copy(update=shown) == config
+
+
+def failures(folder: Path) -> dict[Path, int]:
+    """The failed.json files below `folder` with the time each was written, in ns."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob(FAILED)}

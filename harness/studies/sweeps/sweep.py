@@ -10,7 +10,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,14 @@ from harness.sinks.sending import check_sinks, send_sweep
 from harness.studies.comparison.folders import capacity_folders, expand_results, job_folders
 from harness.studies.report_page import write_report_page
 from harness.studies.sweeps import naming
-from harness.studies.sweeps.finished import is_finished
+from harness.studies.sweeps.finished import failures, is_finished
 from harness.studies.sweeps.job_lines import JobLine, headline, result_text, shown, tell
 
 SOME_JOB_FAILED = 1
 _UNTIL_THE_JOBS_ENDED = ExitStack()
 _UNTIL_THE_END_OF_LINES = ExitStack()
 Execute = Callable[..., object]  # of a configuration and a folder, and perhaps what to do in place of its task
+Parsed = Callable[[], RunConfig]
 Executed = Callable[[RunConfig, Path], str]  # what it printed
 
 
@@ -67,26 +68,26 @@ def _run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
     if cfg.get("task") == "capacity" and _launcher(HydraConfig.get()) == "basic":
         from harness.studies.sweeps import searches  # imported late, as most sweeps do without it
 
-        if searches.takes(cfg):
-            searches.add(cfg, execute, partial(_run_locked, cfg, folder))
+        if (config := searches.taken(cfg)) is not None:
+            searches.add(config, execute, partial(_run_locked, lambda: config, folder))
             return
-    _run_locked(cfg, folder, partial(_executed, execute))
+    _run_locked(partial(parse, cfg), folder, partial(_executed, execute))
 
 
-def _run_locked(cfg: DictConfig, folder: Path, executed: Executed) -> None:
+def _run_locked(parsed: Parsed, folder: Path, executed: Executed) -> None:
     try:
         with locked(folder):
-            tell(_run_in(cfg, folder, executed))
+            tell(_run_in(parsed, folder, executed))
     except FolderInUseError as error:  # nothing may be written to the folder
         tell(JobLine(folder.name, "failed", str(error)))
         raise SystemExit(SOME_JOB_FAILED) from None
 
 
-def _run_in(cfg: DictConfig, folder: Path, executed: Executed) -> JobLine:
+def _run_in(parsed: Parsed, folder: Path, executed: Executed) -> JobLine:
     failure = folder / FAILED
     started = time.monotonic()
     try:
-        config = parse(cfg)
+        config = parsed()
         if is_finished(config, folder):
             failure.unlink(missing_ok=True)
             return JobLine(folder.name, "skipped", result_text(read_summary(folder)))
@@ -165,6 +166,9 @@ def report_interrupted() -> None:
     """After an interrupt: compares what the jobs of a sweep left, and says how to go on with it."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return
+    if (searches := sys.modules.get("harness.studies.sweeps.searches")) is not None:
+        with suppress(KeyboardInterrupt):
+            searches.end(interrupted=True)
     _UNTIL_THE_END_OF_LINES.close()
     sweep_dir = Path(HydraConfig.get().sweep.dir)
     _report_sweep(sweep_dir, is_over=False)
@@ -196,7 +200,7 @@ class SweepReport(Callback):
         _check_sinks(config)
         if _launcher(config.hydra) == "joblib":
             _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.Forwarded())
-        self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
+        self._earlier_failures = failures(Path(config.hydra.sweep.dir))
         HydraConfig.instance().set_config(copy.deepcopy(config))
         _show_jobs(config)
 
@@ -209,10 +213,10 @@ class SweepReport(Callback):
         """
         _UNTIL_THE_JOBS_ENDED.close()
         if (searches := sys.modules.get("harness.studies.sweeps.searches")) is not None:
-            searches.run_all()
+            searches.end()
         _UNTIL_THE_END_OF_LINES.close()
         sweep_dir = Path(config.hydra.sweep.dir)
-        failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
+        failed = sorted(path for path, time in failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
         try:
             _report_sweep(sweep_dir, *_drawn_as(config))
         except Exception as error:  # Hydra would turn it into a warning and the exit code into 0
@@ -287,11 +291,6 @@ def _hold(config: DictConfig, key: str) -> None:
         interrupts.UNTIL_THE_END.enter_context(locked(Path(name)))
     except (TwinServeError, OSError, OmegaConfBaseException) as error:  # Hydra would turn it into a warning
         raise SystemExit(USER_ERROR) from error
-
-
-def _failures(folder: Path) -> dict[Path, int]:
-    """The failed.json files below `folder` with the time each was written, in ns."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob(FAILED)}
 
 
 def _describe(error: Exception) -> str:

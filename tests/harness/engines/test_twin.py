@@ -67,10 +67,9 @@ FOR_A_COMMIT += [(name, 40, 8) for name in ("mixed", "prefill_first", "vllm", "f
 
 
 def cases() -> Iterator[Any]:
-    """A few rules for a commit; of the rest, those where blocks run out and steps are grouped take less time."""
+    """A few rules for a commit."""
     for name, (num_blocks, lookahead) in itertools.product(OPTIONS, [(40, 1), (40, 8), (400, 8)]):
-        rest = pytest.mark.long if (num_blocks, lookahead) == (40, 8) else pytest.mark.slow
-        marks = [] if (name, num_blocks, lookahead) in FOR_A_COMMIT else [rest]
+        marks = [] if (name, num_blocks, lookahead) in FOR_A_COMMIT else [pytest.mark.slow]
         yield pytest.param(name, num_blocks, lookahead, marks=marks)
 
 

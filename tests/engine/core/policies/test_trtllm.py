@@ -121,6 +121,17 @@ def test_what_a_step_would_compute_decides_whether_prompts_wait() -> None:
     assert [each.request_id for each in step(scheduler, 2).admitted] == [1, 2]
 
 
+def test_a_prompt_that_is_cut_and_waits_for_more_is_looked_at_in_each_step() -> None:
+    scheduler = make(batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=1.0)
+    scheduler.add(Request(0, 4, 40))
+    step(scheduler)
+    scheduler.add(Request(1, 20, 4))
+    plans = [step(scheduler) for _ in range(8)]
+    assert [(plan.horizon, [each.num_tokens for each in plan.prefills]) for plan in plans] == [
+        (1, []), (1, []), (1, []), (1, [12]), (1, []), (1, []), (1, []), (1, [8]),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("policy", "most"), [("guaranteed_no_evict", 30), ("max_utilization", 12)])
 def test_a_prompt_that_is_not_cut_fits_a_step_and_so_does_all_that_may_be_computed_again(
     policy: str, most: int

@@ -25,6 +25,6 @@ TRTLLM_MUTANTS = [
     Mutant("a chunk that shares its step is larger than what is left", "trtllm/chunking.py",
            "            size = budget\n", "            size = budget + unit\n", _ONLY),
     Mutant("who waits for more prompts is forgotten", "policies/trtllm.py",
-           "sizes, fitting.may_change = {}, True", "sizes = {}", _ONLY),
+           "fitting.may_change, draft.is_single = {}, True, bool", "_, draft.is_single = {}, True, bool", _ONLY),
     Mutant("who gave way is not looked at again", "policies/trtllm.py", " or bool(fitting.victims)", "", _ONLY),
 ]  # fmt: skip

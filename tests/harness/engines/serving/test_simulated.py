@@ -71,6 +71,16 @@ def test_who_goes_while_the_front_end_has_the_request_never_reaches_the_engine(t
         assert server.metric("vllm:prompt_tokens_total") == 2
 
 
+def test_who_is_on_the_way_to_the_queue_counts_as_waiting(tmp_path: Path) -> None:
+    few = ("max_num_seqs=2", "serve.max_waiting=2", "frontend=vllm", "frontend.latency_ms=500")
+    with serving(tmp_path, *SIMULATED, *few) as server:
+        body = {"prompt": [1], "max_tokens": 1}
+        coming = [server.open("/v1/completions", body) for _ in range(4)]
+        assert server.ask("/v1/completions", body)[0] == 503
+        for each in coming:
+            each.close()
+
+
 def test_a_fleet_is_one_address_whose_rule_spreads_the_calls(tmp_path: Path) -> None:
     fleet = ("replicas=3", "router=session_affinity", "router.view_delay_ms=5", "serve.record=true")
     with serving(tmp_path, *SIMULATED, *fleet) as server:

@@ -21,33 +21,30 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searches, "_waiting", [])
-    monkeypatch.setattr(searches, "_most_workers", [1])
-
-
 def test_several_run_at_a_time() -> None:
     both = threading.Barrier(2, timeout=5)
-    searches._waiting += [both.wait, both.wait]  # type: ignore[list-item]
-    searches.run_all()
-    assert not searches._waiting and not both.broken
+    found = searches.Searches(1)
+    for _ in range(2):
+        found.add(both.wait)
+    found.wait()
+    assert not both.broken
 
 
 def test_an_interrupt_begins_no_other() -> None:
     begun: list[int] = []
-    goes_on = threading.Event()
 
     def job(number: int) -> None:
         begun.append(number)
         if number == 0:
             raise KeyboardInterrupt
-        goes_on.wait(0.05)
+        found._is_over.wait(5)  # as a search does whose processes are ended
 
-    searches._waiting += [partial(job, number) for number in range(9)]
+    found = searches.Searches(1)
+    for number in range(9):
+        found.add(partial(job, number))
     with pytest.raises(KeyboardInterrupt):
-        searches.run_all()
-    assert len(begun) <= 4
+        found.wait()
+    assert len(begun) <= 3
 
 
 @pytest.mark.long
