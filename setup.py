@@ -26,7 +26,10 @@ COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
     *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws", "loads")),
     *sorted(Path("simulator/costs").glob("[!_]*.py")),
-    *(Path(f"simulator/{name}.py") for name in ("arrivals", "desk", "front_end", "gateway", "replica")),
+    *(
+        Path(f"simulator/{name}.py")
+        for name in ("arrivals", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
+    ),
     *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "shared", "timetable")),
     *(Path(f"harness/{name}.py") for name in ("record/plan_log", "record/request_row", "workload/content")),
 ]

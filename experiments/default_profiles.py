@@ -8,7 +8,7 @@
 For every GPU, every model of conf/model that fits on up to eight of them, which may share out whole experts: in its own
 format, and where that is 16 bits also in FP8, block-scaled FP8 and NVFP4; with a KV cache in 16 and in 8 bits; on 1, 2,
 4 and 8 ranks. A combination that the database has no operators for is left out and named. Beside the tables of vLLM's
-newest choice stand those that other kernels change (`simulator.vllm_versions`). `--history` has the tables of vLLM
+newest choice stand those that other kernels change (`vllm_versions`). `--history` has the tables of vLLM
 0.19.0, for NVFP4 products of CUTLASS: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit
 095f58a51c4c. The times that make a profile, and the rules for those that the database lacks, are in
 simulator/importers/aiconfigurator.

@@ -19,8 +19,8 @@ from simulator.costs.ranks import RankCost, by_profile, by_rates
 from simulator.costs.roofline import RooflineCost
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
 from simulator.drivers.lockstep import Ranks
-from simulator.fleet_system import ServerPool
-from simulator.handover import Network, Port
+from simulator.fleets.fleet_system import ServerPool
+from simulator.fleets.handover import Network, Port
 from simulator.replica import Observer, Replica
 from simulator.system import System
 from simulator.transfers import NoTransfers, TransferEngine

@@ -16,13 +16,13 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
-from simulator.front_end_times import FrontEndTimes
 from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.profile.profile import Profile
 from simulator.quantities import RANGES
 from simulator.tiers import Tiers
+from simulator.versions.front_end_times import FrontEndTimes
 
 MakeCost = Callable[[Model, Device, int], CostModel]
 """Makes the cost model of a model on so many ranks of a device."""
@@ -37,7 +37,7 @@ class CostChoice:
         source: the profile, as it was asked for; or the function that makes a cost model of the user's own.
         statistic: whether profiled decode steps are priced at their mean, or all steps at their median.
         make: makes one of the user's own.
-        kernels: what the server runs instead of vLLM's newest choice (`simulator.vllm_versions`).
+        kernels: what the server runs instead of vLLM's newest choice (`simulator.versions.vllm_versions`).
     """
 
     kind: Literal["roofline", "profiled", "linear", "custom"]

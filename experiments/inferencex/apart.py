@@ -35,7 +35,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.measured.public_servers import PublicServer
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
-from simulator.fleet_system import FleetSystem
+from simulator.fleets.fleet_system import FleetSystem
 
 FILE = Path(__file__).parent / "recipes.csv"
 _LINK = "https://github.com/ai-dynamo/aiconfigurator, silicon_sample.csv"

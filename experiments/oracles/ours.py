@@ -23,7 +23,7 @@ from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
 from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.steps import Step
 from experiments.oracles.trtllm_cases import TrtllmOptions
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 
 
 def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:

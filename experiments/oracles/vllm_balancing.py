@@ -19,7 +19,7 @@ from typing import Any
 from engine.core.routing.vllm_balancer import VllmBalancer, VllmBalancerOptions
 from engine.core.sequence import Request
 from experiments.oracles.comparison import Tally
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 
 BALANCING = "balancing of ranks"
 _CLASS, _METHOD = "DPLBAsyncMPClient", "get_core_engine_for_request"

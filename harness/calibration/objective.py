@@ -24,7 +24,7 @@ from harness.validation.error_statistics import part_of, statistics
 from harness.validation.simulated_run import priced_at_medians, simulated_requests
 from harness.validation.step_errors import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
-from simulator.fleet_system import FleetSystem
+from simulator.fleets.fleet_system import FleetSystem
 from simulator.system import System
 
 Misfit = Callable[[Mapping[str, float]], float]

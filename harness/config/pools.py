@@ -11,7 +11,7 @@ from harness.config.explaining import explain
 from harness.config.run import RunConfig
 from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, RouterConfig
 from harness.errors import ConfigError
-from simulator.handover import Role
+from simulator.fleets.handover import Role
 
 _SAME = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "quantization",

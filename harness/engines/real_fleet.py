@@ -19,7 +19,7 @@ from engine.core.sequence import Request, RequestRefusedError
 from harness.engines.real_replay import Clock, Intake
 from harness.record.issued import Issued
 from simulator.arrivals import NEVER, Arrivals
-from simulator.desk import Desk
+from simulator.fleets.desk import Desk
 
 _NAP_S = 0.5  # longest wait between two looks at whether to stop
 

@@ -18,16 +18,16 @@ from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
-from simulator.fleet import Fleet
-from simulator.fleet_system import FleetSystem, ServerPool
-from simulator.front_end import FrontEnd, SecondFrontEnd
-from simulator.gateway import Decoders
-from simulator.handover import Port
+from simulator.fleets.fleet import Fleet
+from simulator.fleets.fleet_system import FleetSystem, ServerPool
+from simulator.fleets.gateway import Decoders
+from simulator.fleets.handover import Port
+from simulator.fleets.staffing import Staffing
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
 from simulator.servers import cost_of, make_port, make_replica, ranks_of, scheduler_of, stage_costs, stores_of
-from simulator.staffing import Staffing
 from simulator.system import System
+from simulator.versions.front_end import FrontEnd, SecondFrontEnd
 
 
 class SimulatedEngine:

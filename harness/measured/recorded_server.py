@@ -13,7 +13,7 @@ from harness.config.composing.quoting import quoted
 from harness.errors import MeasuredRunError
 from harness.measured import public_servers
 from harness.measured.records import read_json, read_text
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 
 _VERSION = "engine.vllm_version"
 _LINES = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*v?(\d+\.\d+(?:\.\d+)?)")

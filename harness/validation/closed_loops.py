@@ -34,7 +34,7 @@ from harness.results.stored.files import ERRORS, VALIDATION, write_whole
 from harness.validation.contradictions import contradicted
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
-from simulator.fleet_system import FleetSystem, ServerPool
+from simulator.fleets.fleet_system import FleetSystem, ServerPool
 from simulator.models.experts import Experts
 from simulator.system import System
 

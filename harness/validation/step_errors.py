@@ -23,7 +23,7 @@ from harness.results.tables import DECISIONS, Floats
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, rows_of
 from simulator.costs.cost import CostModel
-from simulator.fleet_system import FleetSystem
+from simulator.fleets.fleet_system import FleetSystem
 from simulator.system import System
 
 KINDS = ("prefill", "decode", "mixed")

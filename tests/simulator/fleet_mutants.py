@@ -34,10 +34,10 @@ class FleetMutant(NamedTuple):
     new: str
 
 
-ROUTING, GATEWAY, DESK = "engine/core/routing", "simulator/gateway.py", "simulator/desk.py"
+ROUTING, GATEWAY, DESK = "engine/core/routing", "simulator/fleets/gateway.py", "simulator/fleets/desk.py"
 DRIVERS = "simulator/drivers"
-ROSTER, STORE, OFFLOAD = "simulator/roster.py", "engine/core/kv/shared_store.py", "engine/core/kv/offload.py"
-HANDOVER, RUNNING = "simulator/handover.py", "engine/core/running/running_set.py"
+ROSTER, STORE, OFFLOAD = "simulator/fleets/roster.py", "engine/core/kv/shared_store.py", "engine/core/kv/offload.py"
+HANDOVER, RUNNING = "simulator/fleets/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
     FleetMutant("the most requests", f"{ROUTING}/loads.py", "index(min(counts))", "index(max(counts))"),
@@ -137,22 +137,22 @@ MUTANTS = (
                 "replica.plan(now)"),
     FleetMutant("nothing is scattered back", "simulator/costs/ranks.py",
                 "2 * model.num_expert_layers", "model.num_expert_layers"),
-    FleetMutant("a dead server remembers", "simulator/staffing.py",
+    FleetMutant("a dead server remembers", "simulator/fleets/staffing.py",
                 "self._replicas[number].lose(self._staffing.make_scheduler(number))",
                 "self._replicas[number].lose(self._replicas[number].scheduler)"),
     FleetMutant("requests in the inbox die with the server", "simulator/replica.py",
                 ", *(request for _, request in self._inbox)]", "]"),
     FleetMutant("steps that ended are lost", f"{DRIVERS}/shared.py",
                 "if num_ended := int(ends.searchsorted", "if num_ended := 0 * int(ends.searchsorted"),
-    FleetMutant("dead servers get requests", "simulator/desk.py",
+    FleetMutant("dead servers get requests", "simulator/fleets/desk.py",
                 "return self.open[self._rule.choose(request, [self.views[number] for number in self.open])]",
                 "return self._rule.choose(request, self.views)"),
-    FleetMutant("a drained server is never off", "simulator/roster.py",
+    FleetMutant("a drained server is never off", "simulator/fleets/roster.py",
                 'self._set(server, "off")', "pass"),
-    FleetMutant("a server that died while it started is there", "simulator/roster.py",
+    FleetMutant("a server that died while it started is there", "simulator/fleets/roster.py",
                 "self._lives[server] == life", "True"),
-    FleetMutant("servers start at once", "simulator/roster.py", "self._later(start_up_ns,", "self._later(0,"),
-    FleetMutant("the busiest are drained", "simulator/roster.py",
+    FleetMutant("servers start at once", "simulator/fleets/roster.py", "self._later(start_up_ns,", "self._later(0,"),
+    FleetMutant("the busiest are drained", "simulator/fleets/roster.py",
                 "(self._staff.load(server), -server)", "(-self._staff.load(server), -server)"),
     FleetMutant("fewer servers at once", "engine/core/scaling.py",
                 "return max(self._recent) if len", "return self._recent[-1] if len"),
@@ -180,9 +180,9 @@ MUTANTS = (
     FleetMutant("servers drain while others start", ROSTER, " if not starting else ():", ":"),
     FleetMutant("the fewest do not start", ROSTER, "if open_ones else scaled.options.fewest", "if open_ones else 0"),
     FleetMutant("who is down fails again", ROSTER, 'in ("off", "down")', 'in ("off",)'),
-    FleetMutant("nobody ended and the SLO is broken", "simulator/staffing.py",
+    FleetMutant("nobody ended and the SLO is broken", "simulator/fleets/staffing.py",
                 "if ended else 1.0", "if ended else 0.0"),
-    FleetMutant("the share of the pools is the free one", "simulator/staffing.py",
+    FleetMutant("the share of the pools is the free one", "simulator/fleets/staffing.py",
                 "return 1 - sum(view.num_free_blocks", "return sum(view.num_free_blocks"),
     FleetMutant("a block of the store is there when it leaves", STORE, "return at is not None and at <= now",
                 "return at is not None"),

@@ -28,13 +28,13 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.drivers.lockstep import Ranks
-from simulator.fleet import Fleet
-from simulator.front_end import FrontEndTimes, SecondFrontEnd
-from simulator.gateway import Decoders
-from simulator.handover import Network, Port
+from simulator.fleets.fleet import Fleet
+from simulator.fleets.gateway import Decoders
+from simulator.fleets.handover import Network, Port
 from simulator.models.hardware import Device
 from simulator.replica import Replica
 from simulator.transfers import NoTransfers, TransferEngine
+from simulator.versions.front_end import FrontEndTimes, SecondFrontEnd
 from tests.simulator.builders import MODEL, resized
 from tests.simulator.workloads import Case, make_arrivals, make_trace
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from harness.workload.arrivals import ClosedLoop, OpenLoop
 from simulator.arrivals import NEVER, Arrivals
-from simulator.front_end import FrontEnd
-from simulator.front_end_times import FrontEndTimes
+from simulator.versions.front_end import FrontEnd
+from simulator.versions.front_end_times import FrontEndTimes
 from tests.selection import examples
 from tests.simulator.replicas import assert_same, simulate
 from tests.simulator.workloads import Case, cases, make_arrivals, make_trace

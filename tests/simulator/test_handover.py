@@ -20,8 +20,8 @@ from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
-from simulator.front_end import FrontEndTimes
-from simulator.handover import Network, note_prompt, prompt_of
+from simulator.fleets.handover import Network, note_prompt, prompt_of
+from simulator.versions.front_end import FrontEndTimes
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy

@@ -18,9 +18,9 @@ from engine.core.routing.least_requests import LeastRequests
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from harness.workload.content import request_factory
-from simulator.fleet import Fleet
-from simulator.gateway import Decoders
-from simulator.handover import Network, Port
+from simulator.fleets.fleet import Fleet
+from simulator.fleets.gateway import Decoders
+from simulator.fleets.handover import Network, Port
 from simulator.replica import Replica
 from simulator.transfers import NoTransfers
 from tests.selection import examples

@@ -22,7 +22,7 @@ from harness.record.record import Record
 from harness.record.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
-from simulator.fleet import Fleet
+from simulator.fleets.fleet import Fleet
 from simulator.replica import ImplausibleStepError, Replica
 from tests.selection import examples
 from tests.simulator.builders import cost

@@ -11,8 +11,8 @@ import pytest
 
 from engine.core.scaling import Scaling
 from engine.core.sequence import Request
-from simulator.desk import View
-from simulator.roster import Changes, Count, Failure, Roster, Scaled, Staff
+from simulator.fleets.desk import View
+from simulator.fleets.roster import Changes, Count, Failure, Roster, Scaled, Staff
 
 
 class Acted:

@@ -18,7 +18,7 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Sequence
 from harness import run
 from harness.workload.content import request_factory
-from simulator.fleet import Fleet
+from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
 from simulator.servers import stores_of
 from simulator.tiers import StoreTier, Tiers

@@ -20,10 +20,10 @@ from harness.record.recorder import Recorder
 from harness.workload.arrivals import ClosedLoop, OpenLoop
 from harness.workload.content import request_factory
 from simulator.arrivals import NEVER
-from simulator.fleet import Fleet
+from simulator.fleets.fleet import Fleet
+from simulator.fleets.roster import Changes, Count, Failure, Scaled
+from simulator.fleets.staffing import Staffing
 from simulator.replica import Replica
-from simulator.roster import Changes, Count, Failure, Scaled
-from simulator.staffing import Staffing
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, make
 from tests.simulator.test_fleet import Nosy

@@ -41,7 +41,12 @@ _REFERENCE = re.compile(r"\$\{(?!\.)([\w.]+)\}")
 _MISSING = "???"
 _FORMAT = 1
 _PACKAGE = Path(__file__).resolve().parents[3]
-_CODE = ("harness/config", "harness/conf", "simulator/vllm_versions.py", "simulator/sglang_defaults.py")
+_CODE = (
+    "harness/config",
+    "harness/conf",
+    "simulator/versions/vllm_versions.py",
+    "simulator/versions/sglang_defaults.py",
+)
 _COMPOSERS = ("hydra", "omegaconf")
 
 

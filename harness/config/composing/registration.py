@@ -7,8 +7,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.composing.option_sets import OPEN_KEYS, OPTION_SETS, defaults
 from harness.errors import ConfigError
-from simulator.sglang_defaults import MAX_RUNNING_REQUESTS, mem_fraction_static, sglang_defaults
-from simulator.vllm_versions import VllmVersion, vllm_version
+from simulator.versions.sglang_defaults import MAX_RUNNING_REQUESTS, mem_fraction_static, sglang_defaults
+from simulator.versions.vllm_versions import VllmVersion, vllm_version
 
 
 def _register() -> None:

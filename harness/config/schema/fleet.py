@@ -11,7 +11,7 @@ from harness.config.schema.base import ConfigModel, Fraction, Text, within
 from harness.config.schema.model import ModelConfig, WeightFormat
 from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
-from simulator.handover import Role
+from simulator.fleets.handover import Role
 
 
 class RuleConfig(ConfigModel):

@@ -14,7 +14,7 @@ from harness.config.schema.base import (
     within,
 )
 from harness.config.schema.endpoint import OpenAIEngine
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 

@@ -11,9 +11,9 @@ from harness.config.pools import pools_of
 from harness.config.schema.fleet import AlikeFleet
 from harness.engines.resolving.system import resolve
 from harness.results.measures.slo import limits_ms
-from simulator.fleet_system import Apart, FleetSystem, ServerPool
-from simulator.handover import Network
-from simulator.roster import Changes, Failure, Scaled
+from simulator.fleets.fleet_system import Apart, FleetSystem, ServerPool
+from simulator.fleets.handover import Network
+from simulator.fleets.roster import Changes, Failure, Scaled
 
 
 def resolve_fleet(config: RunConfig) -> FleetSystem:

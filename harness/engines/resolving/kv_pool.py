@@ -14,7 +14,7 @@ from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_p
 from simulator.models.model import Model
 from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 
 
 def kv_pool(config: RunConfig, model: Model, drafter: Model | None, device: Device) -> KVPool:

@@ -20,7 +20,6 @@ from harness.engines.resolving.shipped_kernels import as_of_device, made_of, pro
 from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
-from simulator.front_end_times import FrontEndTimes
 from simulator.importers import open_profile
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
@@ -32,7 +31,8 @@ from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
 from simulator.table import table_of
-from simulator.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
+from simulator.versions.front_end_times import FrontEndTimes
+from simulator.versions.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
 
 _NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
 from simulator.drivers.agenda import Agenda
-from simulator.front_end import Coming, FrontEnd
-from simulator.front_end_times import FrontEndTimes
+from simulator.versions.front_end import Coming, FrontEnd
+from simulator.versions.front_end_times import FrontEndTimes
 
 Submit = Callable[[list[Request], int], None]
 """Hands requests over that an engine sees at a time of the simulation."""

@@ -25,7 +25,7 @@ from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
 from harness.engines.switching import quick_switches
 from harness.errors import ConfigError
-from simulator.fleet_system import FleetSystem
+from simulator.fleets.fleet_system import FleetSystem
 
 _LAST_S = 5  # that requests under way have after an interrupt
 _YOUNG = 5_000  # objects that are made before a collection of the youngest: half a millisecond

@@ -20,9 +20,9 @@ from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
 from harness.engines.serving.handing_out import Call, Calls, HandingOut
 from harness.engines.serving.reception import Reception
-from simulator.desk import Desk, View
 from simulator.drivers.agenda import Agenda
 from simulator.drivers.live import Live
+from simulator.fleets.desk import Desk, View
 from simulator.replica import Observer, Replica
 from simulator.servers import make_replica
 from simulator.system import System

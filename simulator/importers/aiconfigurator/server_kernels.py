@@ -13,7 +13,7 @@ _HOPPER = ("h100_sxm", "h200_sxm")
 
 
 def kernels_of(system: str, model: Model, ranks: int) -> Iterator[tuple[str, str]]:
-    """The kernels of `simulator.vllm_versions` that change the times of operators of a model, each with its table.
+    """The kernels of `vllm_versions` that change the times of operators of a model, each with its table.
     `cutlass_fp4` needs the tables of an old version."""
     if ranks > 1:
         yield "separate_norms", "all_reduce"

@@ -21,7 +21,7 @@ from engine.core.sequence import Request
 from engine.core.work import StepWork
 from experiments import composed
 from harness.workload.arrivals import OpenLoop
-from simulator.fleet import Fleet
+from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
 from tests.engine.core import vllm_reference
 from tests.engine.core.vllm_reference import Step, VllmScheduler

@@ -37,7 +37,7 @@ from harness.workload.arrivals import OpenLoop
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
-from simulator.fleet import Fleet
+from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
 from tests.policies import ON_ANY_POOL, SGLANG, TRTLLM
 

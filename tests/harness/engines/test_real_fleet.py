@@ -24,7 +24,7 @@ from harness.record.record import Record  # noqa: E402
 from harness.record.recorder import Recorder  # noqa: E402
 from harness.workload.arrivals import ClosedLoop, OpenLoop  # noqa: E402
 from simulator.arrivals import Arrivals  # noqa: E402
-from simulator.fleet import Fleet  # noqa: E402
+from simulator.fleets.fleet import Fleet  # noqa: E402
 from simulator.replica import Replica  # noqa: E402
 from tests.harness.builders import config  # noqa: E402
 from tests.harness.engines.builders import (  # noqa: E402

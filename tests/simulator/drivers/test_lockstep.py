@@ -17,7 +17,7 @@ from harness.workload.content import request_factory
 from simulator.drivers.alone import run_alone
 from simulator.drivers.lockstep import Lockstep, Shared
 from simulator.drivers.phases import ARRIVALS, Clock
-from simulator.gateway import Gateway
+from simulator.fleets.gateway import Gateway
 from simulator.replica import Replica
 from tests.simulator.replicas import FlatCost, PlanLog, make
 from tests.simulator.workloads import simple_trace

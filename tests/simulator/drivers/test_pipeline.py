@@ -24,7 +24,7 @@ from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
-from simulator.fleet import Fleet
+from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
 from simulator.transfers import NoTransfers
 from tests.simulator.replicas import FlatCost, PlanLog

@@ -26,7 +26,7 @@ from harness.config.command_lines.translation import Translation, refused_as, tr
 from harness.config.command_lines.values import chosen, decimal, formats, number
 from harness.config.composing.conf_tree import CONF
 from harness.errors import ConfigError
-from simulator.sglang_defaults import MOST_PREFILL_TOKENS, page_size
+from simulator.versions.sglang_defaults import MOST_PREFILL_TOKENS, page_size
 
 # Flags that have a key of ours.
 _OWN: dict[Values, str] = {

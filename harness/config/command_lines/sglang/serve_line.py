@@ -7,7 +7,7 @@ from harness.config.command_lines.sglang.import_line import BALANCERS, OPTIONS
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
 from harness.config.schema.system import SimEngine
-from simulator.sglang_defaults import MOST_PREFILL_TOKENS
+from simulator.versions.sglang_defaults import MOST_PREFILL_TOKENS
 
 # The scheduler of SGLang, as in conf/scheduler/sglang.yaml, in what no flag changes.
 _FIXED = {

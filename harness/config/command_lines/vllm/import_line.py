@@ -23,7 +23,7 @@ from harness.config.command_lines.vllm.servers import servers
 from harness.config.composing.conf_tree import CONF
 from harness.config.schema.system import All2AllBackend
 from harness.errors import ConfigError
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 
 # Formats that vLLM quantises weights to while it loads them, or that name a checkpoint's; None: the checkpoint's own.
 _QUANTIZATIONS = {

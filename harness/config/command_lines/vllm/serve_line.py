@@ -14,8 +14,8 @@ from harness.config.command_lines.written import line_of, replicas_comment, with
 from harness.config.run import RunConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import ALL_GATHER, SimEngine
-from simulator.handover import Role
-from simulator.vllm_versions import vllm_version
+from simulator.fleets.handover import Role
+from simulator.versions.vllm_versions import vllm_version
 
 # The scheduler of vLLM, as in conf/scheduler/vllm.yaml, in what no flag and no version changes.
 _FIXED = {

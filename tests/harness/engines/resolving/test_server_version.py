@@ -12,7 +12,7 @@ from harness.config.command_lines.vllm.import_line import overrides
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from simulator.system import System
-from simulator.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import vllm_version
 from tests.simulator.builders import work
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from engine.core.routing.router import Router
 from engine.core.sequence import Request, RequestRefusedError
 from simulator.arrivals import NEVER, Arrivals
-from simulator.desk import Desk, Server, View
-from simulator.front_end import SecondFrontEnd
-from simulator.handover import Port, note_prompt, prompt_of
+from simulator.fleets.desk import Desk, Server, View
+from simulator.fleets.handover import Port, note_prompt, prompt_of
 from simulator.replica import Replica, Source
+from simulator.versions.front_end import SecondFrontEnd
 
 MakeRequest = Callable[[int, int], Request]
 """Makes the request of a row of the trace, given the row and its intended arrival in ns; the row is its id."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.drivers.shared import Shared
-from simulator.gateway import Gateway
+from simulator.fleets.gateway import Gateway
+from simulator.fleets.roster import Changes, Count, Later, Roster, Staff
 from simulator.replica import Replica
-from simulator.roster import Changes, Count, Later, Roster, Staff
 
 
 @dataclass(frozen=True)

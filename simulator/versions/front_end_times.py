@@ -1,4 +1,4 @@
-"""What the process before an engine takes for a request (`simulator.front_end`)."""
+"""What the process before an engine takes for a request (`simulator.versions.front_end`)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from simulator.front_end_times import FrontEndTimes
+from simulator.versions.front_end_times import FrontEndTimes
 
 
 class VllmVersion(NamedTuple):

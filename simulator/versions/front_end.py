@@ -4,7 +4,7 @@
 
 vLLM's API server is an event loop. A request passes through it in several turns, and each turn waits for a turn of all
 other requests that are there: they share the processor equally. So a thousand requests at once reach the engine nearly
-together, after the work of all of them, which is how public runs look (`simulator.vllm_versions` has the constants).
+together, after the work of all of them, which is how public runs look (`vllm_versions` has the constants).
 Prompts are tokenised in a thread of their own, in order; of several processes the first that is free takes the next.
 What the process does with tokens that come out is not priced: it runs beside the engine and rarely holds it up.
 """
@@ -18,7 +18,7 @@ from math import ceil
 
 from engine.core.routing.draws import draw
 from simulator.arrivals import NEVER, Arrivals, OpenLoop
-from simulator.front_end_times import FrontEndTimes
+from simulator.versions.front_end_times import FrontEndTimes
 
 _STEPS = 1 << 20  # of the draws
 _ROUNDING = 1e-3  # ns that a clock may be off

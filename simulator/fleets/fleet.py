@@ -1,6 +1,6 @@
 """A run: one server or many, behind a router that decides when a request arrives.
 
-Prompts and decodes may have servers of their own (`simulator.handover`).
+Prompts and decodes may have servers of their own (`simulator.fleets.handover`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from simulator.drivers.lockstep import Lockstep, Ranks
 from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Call, Clock
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
-from simulator.gateway import Decoders, Gateway, MakeRequest
-from simulator.handover import Exchange
+from simulator.fleets.gateway import Decoders, Gateway, MakeRequest
+from simulator.fleets.handover import Exchange
+from simulator.fleets.staffing import Crew, Staffing
 from simulator.replica import Replica
-from simulator.staffing import Crew, Staffing
 
 
 def _tell(replica: Replica) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.routing.router import Router
-from simulator.handover import Network, Role
-from simulator.roster import Changes
+from simulator.fleets.handover import Network, Role
+from simulator.fleets.roster import Changes
 from simulator.system import System
 
 

@@ -1,0 +1,1 @@
+"""What the version of a server decides, and its front end."""
