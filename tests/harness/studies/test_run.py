@@ -214,6 +214,10 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
             for value in values:
                 self.append(value)
 
+        def fromlist(self, values: list[int]) -> None:
+            self._take()
+            super().fromlist(values)
+
         def frombytes(self, data: Any) -> None:
             self._take()
             super().frombytes(data)

@@ -128,7 +128,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Threads in place of processes, which see what a test replaces."""
     with ThreadPoolExecutor(4) as executor:
         monkeypatch.setattr(worker_pool, "_pool", lambda workers: executor)
-        monkeypatch.setattr(worker_pool, "_end", lambda workers: None)
+        monkeypatch.setattr(worker_pool, "end_processes", lambda: None)
         yield
 
 
