@@ -283,9 +283,8 @@ class Replica:
         outcome = scheduler.commit(plan, end)
         self.observer.on_commit(outcome)
         if self.on_first_token is not None:
-            for sequence, _, _, is_last in plan.prefills:
-                if is_last and sequence.request.first_token_time == end:
-                    self.on_first_token(sequence.request)
+            for request in plan.first_tokens(end):
+                self.on_first_token(request)
         for request in outcome.finished:
             self.on_finish(request, end)
             request.forget_sequences()

@@ -158,6 +158,11 @@ class StepPlan:
         self.num_padding_seqs = num_padding_seqs
         self.num_padding_tokens = num_padding_tokens
 
+    def first_tokens(self, end_ns: int) -> list[Request]:
+        """The requests that have their first token since the plan was committed at `end_ns`."""
+        ended = [sequence.request for sequence, _, _, is_last in self.prefills if is_last]
+        return [request for request in ended if request.first_token_time == end_ns]
+
 
 # From a tuple of all fields: what `_make` of a named tuple does, without a Python call for each of them.
 make_prefill_chunk = partial(tuple.__new__, PrefillChunk)

@@ -132,9 +132,8 @@ class FleetReplay:
             if executed is not None:
                 ended = server.intake.commit(executed, now)
                 if server.on_first_token is not None:
-                    for sequence, _, _, is_last in executed.plan.prefills:
-                        if is_last and sequence.request.first_token_time == now:
-                            server.on_first_token(sequence.request)
+                    for request in executed.plan.first_tokens(now):
+                        server.on_first_token(request)
                 for request in ended:
                     self._desk.views[number].forget(request)
                     self._arrivals.on_finish(request.request_id, now)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from engine.core.routing.loads import UncachedPrompts
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
@@ -64,8 +65,7 @@ class View:
         self.number = number
         self.num_requests = 0
         self.num_tokens = 0
-        self.num_uncached_tokens = 0
-        self._uncached: dict[int, int] | None = None  # of requests without a token, for rules that ask
+        self._uncached: UncachedPrompts | None = None  # for rules that ask
         self._replica = replica
         self._clock = clock
         self._metrics: Metrics | None = None
@@ -78,9 +78,9 @@ class View:
 
     def reset(self) -> None:
         """The server has died, with all that it had cached."""
-        self.num_requests = self.num_tokens = self.num_uncached_tokens = 0
+        self.num_requests = self.num_tokens = 0
         if self._uncached is not None:
-            self._uncached.clear()
+            self.watch_prompts()
         if self._estimate is not None:
             self._estimate = PrefixEstimate(self._num_known)
         if self._coming is not None:
@@ -88,13 +88,17 @@ class View:
 
     def watch_prompts(self) -> None:
         """Keep account of `num_uncached_tokens` from now on."""
-        self._uncached = {}
-        self._replica.on_first_token = self._settle
+        self._uncached = UncachedPrompts()
+        self._replica.on_first_token = self._uncached.settle
 
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
         self._metrics = None
         self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        return self._uncached.num_tokens if self._uncached is not None else 0
 
     @property
     def num_waiting(self) -> int:
@@ -130,8 +134,7 @@ class View:
         self.num_requests += 1
         self.num_tokens += request.num_prompt_tokens
         if self._uncached is not None:
-            self._uncached[request.request_id] = uncached = request.num_prompt_tokens - self.prefix_hits(request)
-            self.num_uncached_tokens += uncached
+            self._uncached.count(request, self.prefix_hits(request))
         if self._estimate is not None:
             self._estimate.add(self._prompt_hashes(request))
         if self._coming is not None:
@@ -146,17 +149,12 @@ class View:
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
         if self._uncached is not None:
-            self._settle(request)
+            self._uncached.settle(request)
         if self._coming is not None:
             for block in self._prompt_hashes(request):
                 self._coming[block] -= 1
                 if not self._coming[block]:
                     del self._coming[block]
-
-    def _settle(self, request: Request) -> None:
-        """The request has a token, or has ended."""
-        assert self._uncached is not None
-        self.num_uncached_tokens -= self._uncached.pop(request.request_id, 0)
 
     def _prompt_hashes(self, request: Request) -> Sequence[int]:
         """Identities of the full blocks of the prompt that the trace knows."""

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from engine.core.hashing import extend_hashes
+from engine.core.routing.loads import UncachedPrompts
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.sequence import Request
@@ -46,12 +47,15 @@ class ServerState:
         self.address = address.rstrip("/").removesuffix("/v1")
         self.num_requests = 0
         self.num_tokens = 0
-        self.num_uncached_tokens = 0
         self.num_sent = 0
+        self.uncached = UncachedPrompts()  # an answer that begins is the first token
         self.down_until = 0.0
         self._reading = Reading(0, {})
-        self._uncached: dict[int, int] = {}  # of requests without an answer
         self._estimate = PrefixEstimate(_BLOCKS)
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        return self.uncached.num_tokens
 
     @property
     def num_waiting(self) -> int:
@@ -82,18 +86,13 @@ class ServerState:
         self.num_requests += 1
         self.num_sent += 1
         self.num_tokens += request.num_prompt_tokens
-        self._uncached[request.request_id] = uncached = request.num_prompt_tokens - self.prefix_hits(request)
-        self.num_uncached_tokens += uncached
+        self.uncached.count(request, self.prefix_hits(request))
         self._estimate.add(_hashes(request))
 
     def forget(self, request: Request) -> None:
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
-        self.settle(request)
-
-    def settle(self, request: Request) -> None:
-        """The answer has begun, or has ended."""
-        self.num_uncached_tokens -= self._uncached.pop(request.request_id, 0)
+        self.uncached.settle(request)
 
 
 class RouterServer:
@@ -160,7 +159,7 @@ class RouterServer:
         """What the server sends; where the client goes, the connection to the server is closed, too."""
         try:
             async for data in answer.content.iter_any():
-                server.settle(request)
+                server.uncached.settle(request)
                 yield data
         finally:
             answer.close()

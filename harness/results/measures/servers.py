@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from harness.results.columns import floats, ratio
 from harness.results.tables import Floats, Rows
 from simulator.table import Table
+
+T = TypeVar("T")
 
 
 class Levels(NamedTuple):
@@ -70,7 +73,7 @@ class Timeline:
 
 def timeline(steps: Rows) -> Timeline:
     """The timeline of the steps of a run, which many metrics need."""
-    return steps.once("timeline", Timeline) if isinstance(steps, Table) else Timeline(steps)
+    return _once(steps, "timeline", Timeline)
 
 
 def levels(steps: Rows, values: npt.NDArray[Any]) -> Levels:
@@ -84,7 +87,7 @@ def levels_of(steps: Rows, name: str) -> Levels:
     def find(steps: Rows) -> Levels:
         return levels(steps, steps[name].to_numpy(dtype=np.int64))
 
-    return steps.once(("levels", name), find) if isinstance(steps, Table) else find(steps)
+    return _once(steps, ("levels", name), find)
 
 
 def overlap_free(steps: Rows) -> list[npt.NDArray[np.intp]]:
@@ -109,6 +112,12 @@ def step_integral(steps: Rows, amount: npt.NDArray[Any], at_s: npt.ArrayLike) ->
     return np.asarray(np.sum(parts, axis=0))
 
 
+def _once(steps: Rows, name: Hashable, find: Callable[[Rows], T]) -> T:
+    """`Table.once`, where the steps are one of our tables and not a DataFrame, which may change."""
+    found: T = steps.once(name, find) if isinstance(steps, Table) else find(steps)
+    return found
+
+
 def by_server(steps: Rows) -> list[tuple[Any, npt.NDArray[np.intp]]]:
     """The rows of each server, with its number."""
     return _groups(steps, "server")
@@ -128,7 +137,7 @@ def _groups(steps: Rows, *columns: str) -> list[tuple[Any, npt.NDArray[np.intp]]
         keys = [tuple(values[:, rows[0]].tolist()) for rows in groups]
         return [(key if len(varying) > 1 else key[0], rows) for key, rows in zip(keys, groups, strict=True)]
 
-    return steps.once(("groups", columns), find) if isinstance(steps, Table) else find(steps)
+    return _once(steps, ("groups", columns), find)
 
 
 def _order(values: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
