@@ -95,13 +95,13 @@ class Gaps:
 
     def mean(self) -> float:
         """Seconds; NaN without gaps."""
-        return float(self.values @ self.weights / self.count) if self.count else math.nan
+        return float((self.values * self.weights).sum() / self.count) if self.count else math.nan
 
     def std(self) -> float:
         """Population standard deviation in seconds; NaN without gaps."""
         if not self.count:
             return math.nan
-        return math.sqrt(float((self.values - self.mean()) ** 2 @ self.weights) / self.count)
+        return math.sqrt(float(((self.values - self.mean()) ** 2 * self.weights).sum()) / self.count)
 
     def percentiles(self, percentiles: Sequence[float]) -> Floats:
         """What `np.percentile(np.repeat(values, weights), percentiles)` gives, bit for bit, without expanding.
