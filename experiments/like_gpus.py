@@ -16,7 +16,7 @@ import pandas as pd
 
 from engine.core.work import ChunkWork, StepWork
 from experiments import RESULTS, composed, provenance, write_result
-from harness.engines.resolving.shapes import device_rates, model_shape
+from harness.engines.resolving.system import device_rates, model_shape
 from simulator.costs.constants import profiled_constants
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost

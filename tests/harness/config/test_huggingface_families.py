@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: 
 
 from harness.config import ModelConfig  # noqa: E402
 from harness.config.huggingface.keys import ignored_notes  # noqa: E402
-from harness.engines.resolving.shapes import model_shape  # noqa: E402
+from harness.engines.resolving.system import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from simulator.models.hardware import Device  # noqa: E402
 from simulator.models.memory import size_kv_pool  # noqa: E402
