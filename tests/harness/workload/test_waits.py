@@ -17,7 +17,7 @@ from harness.config import SessionsArrival
 from harness.errors import TraceError
 from harness.workload.arrivals import Sessions, make_arrivals
 from harness.workload.content import block_identities
-from harness.workload.readers import frame
+from harness.workload.readers.own import frame
 from harness.workload.rows.sieve import RowRules
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace

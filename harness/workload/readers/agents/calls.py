@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import TraceError
-from harness.workload.readers import frame
+from harness.workload.readers.own import frame
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
 from harness.workload.rows.trace_files import file_head, open_trace

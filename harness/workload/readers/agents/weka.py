@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.errors import TraceError
-from harness.workload.readers.calls import EARLY_S, Call, documents, number, trace_of_calls
+from harness.workload.readers.agents.calls import EARLY_S, Call, documents, number, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 

@@ -9,7 +9,7 @@ import pandas as pd
 from harness.config import CustomTrace
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
-from harness.workload.readers import frame, plain
+from harness.workload.readers.own import frame, plain
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 

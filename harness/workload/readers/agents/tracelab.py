@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
-from harness.workload.readers.calls import EARLY_S, LONGEST, Call, documents, moment, session_key, trace_of_calls
+from harness.workload.readers.agents.calls import EARLY_S, LONGEST, Call, documents, moment, session_key, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 

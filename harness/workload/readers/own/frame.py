@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.config.schema.traffic.trace_files import TRACE_COLUMNS
 from harness.errors import TraceError
-from harness.workload.readers import plain
+from harness.workload.readers.own import plain
 from harness.workload.rows import value_checks
 from harness.workload.rows.layout import Layout, texts_from_json
 from harness.workload.rows.sieve import RowRules, RowSieve

@@ -12,7 +12,7 @@ from operator import or_
 from typing import Any
 
 from harness.errors import TraceError
-from harness.workload.readers.calls import Call, documents, moment, trace_of_calls
+from harness.workload.readers.agents.calls import Call, documents, moment, trace_of_calls
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 
