@@ -22,7 +22,8 @@ from simulator.drivers.lockstep import Ranks
 from simulator.fleets.fleet_system import ServerPool
 from simulator.fleets.handover import Network, Port
 from simulator.models.model import layers_of_stages
-from simulator.replica import Observer, Replica
+from simulator.observer import Observer
+from simulator.replica import Replica
 from simulator.system import System
 from simulator.transfers import NoTransfers, TransferEngine
 
