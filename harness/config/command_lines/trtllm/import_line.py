@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.core.trtllm.chunking import SHARES
 from engine.core.trtllm.options import CAPACITY_POLICIES
-from engine.documents import DocumentError, read_yaml, user_path
+from engine.documents import errors_as, read_yaml, user_path
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, table, variable_notes, words_of
@@ -116,10 +116,8 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
 
 def _file(path: str, notes: list[str]) -> dict[str, Any]:
     """The keys of the file, those of a part with its name before them; raises ConfigError if it cannot be read."""
-    try:
+    with errors_as(ConfigError, f"--config {path}"):
         document = read_yaml(user_path(path))
-    except DocumentError as error:
-        raise ConfigError(f"--config {path}: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise ConfigError(f"--config {path}: must hold options by name")
     found: dict[str, Any] = {}

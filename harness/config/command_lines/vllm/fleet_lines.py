@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.documents import DocumentError, read_text, user_path
+from engine.documents import errors_as, read_text, user_path
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.option_names import with_options
 from harness.config.command_lines.translation import Translation, refused_as, translation
@@ -82,10 +82,8 @@ def translate(text: str, given: Iterable[str] = (), folders: Sequence[Path] = (C
 def _lines(text: str) -> list[str]:
     """The commands of a text, or of the file that it names, without empty lines and those of comments only."""
     if "\n" not in text and " " not in text and (path := Path(user_path(text))).is_file():
-        try:
+        with errors_as(ConfigError, text):
             text = read_text(path)
-        except DocumentError as error:
-            raise ConfigError(f"{text}: {error}") from None
     lines = (line.strip() for line in text.replace("\\\n", " ").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
