@@ -27,7 +27,7 @@ class Policy(Protocol):
         finds_verified: what the drafts of a step brought can be found by others when it has run, not only when the next
             one is planned.
         never_recomputes: whoever has computed its prompt never computes it again.
-        pads: whether its batches keep their shape: who has ended is computed on as padding until all have
+        pads: whether its batches keep their shape: finished sequences are padding rows until all have ended
             (`engine.core.running.padding`), and the prompts of a step are padded to the longest.
     """
 
