@@ -24,8 +24,8 @@ from simulator.servers import stores_of
 from simulator.tiers import StoreTier, Tiers
 from simulator.transfers import StoreLink, TierLinks
 from tests.selection import examples
+from tests.simulator.fleets.builders import Memory
 from tests.simulator.replicas import FlatCost
-from tests.simulator.test_handover_content import Memory
 from tests.simulator.workloads import Case, cases, make_arrivals, make_trace
 
 Content = list[object]

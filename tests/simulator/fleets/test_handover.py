@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.round_robin import RoundRobin
 from engine.core.routing.router import BaseRouter, ServerView
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
@@ -23,27 +21,11 @@ from harness.workload.trace import Trace
 from simulator.fleets.handover import Network, note_prompt, prompt_of
 from simulator.versions.front_end import FrontEndTimes
 from tests.selection import examples
+from tests.simulator.fleets.builders import BY_LAYERS, MS, SLOW, STEP, Nosy, apart_cases, networks, two
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
-from tests.simulator.test_fleet import Nosy
-from tests.simulator.workloads import Case, cases, make_trace, simple_trace
+from tests.simulator.workloads import Case, make_trace, simple_trace
 
-MS = 1_000_000
-STEP = FlatCost(MS)
-SLOW = Network(1e6, latency_ns=1_000, request_ns=50_000)  # blocks of 100 bytes take 0.1 ms
-BY_LAYERS = replace(SLOW, by_layers=True)  # of a model with 4 layers
 FRONT_END = FrontEndTimes(300_000, 1000.0, 2_000_000, 0.5)
-
-
-def options_apart(options: SchedulerOptions) -> bool:
-    """Whether a prompt whose KV has come may go on as a cut one."""
-    return options.enable_chunked_prefill and options.max_padding is None and options.policy != "static"
-
-
-def apart_cases() -> st.SearchStrategy[Case]:
-    return cases(num_replicas=st.sampled_from([2, 3, 5])).filter(lambda case: options_apart(case.options))
-
-
-networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7), BY_LAYERS, Network(3e4, by_layers=True)])
 
 
 @examples(10)
@@ -109,21 +91,6 @@ def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, netwo
     if not any(run.steps["num_preempted"].sum() for run in runs[1:]):
         assert decoders == len(table)  # the last token of each prompt
     assert sum(run.steps["num_first_admitted_tokens"].sum() for run in runs) == prompts.sum()
-
-
-def two(
-    prompts: list[int],
-    outputs: list[int],
-    arrivals_ms: list[float],
-    schedulers: list[Scheduler] | None = None,
-    *,
-    compress: bool = True,
-    network: Network = SLOW,
-) -> list[RecordedRun]:
-    """A server for prompts and one for decodes; steps take 1 ms."""
-    times = np.round(np.array(arrivals_ms) * MS).astype(np.int64)
-    trace, schedulers = simple_trace(prompts, outputs), schedulers or [make(4), make(4)]
-    return simulate(trace, OpenLoop(times), schedulers, STEP, num_prefill=1, network=network, compress=compress)
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -9,8 +9,8 @@ from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.round_robin import RoundRobin
 from harness.workload.arrivals import OpenLoop
 from simulator.drivers.lockstep import Ranks
+from tests.simulator.fleets.builders import BY_LAYERS, MS, SLOW, STEP, two
 from tests.simulator.replicas import make, simulate
-from tests.simulator.test_handover import BY_LAYERS, MS, SLOW, STEP, two
 from tests.simulator.workloads import simple_trace
 
 

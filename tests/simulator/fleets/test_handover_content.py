@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE
-from engine.core.plan import StepOutcome, StepPlan
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
 from engine.core.scheduler_options import SchedulerOptions
-from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.core.sequence import Sequence
 from harness.workload.content import request_factory
 from simulator.fleets.fleet import Fleet
 from simulator.fleets.gateway import Decoders
@@ -24,62 +20,9 @@ from simulator.fleets.handover import Network, Port
 from simulator.replica import Replica
 from simulator.transfers import NoTransfers
 from tests.selection import examples
+from tests.simulator.fleets.builders import Memory, apart_cases, networks
 from tests.simulator.replicas import FlatCost
-from tests.simulator.test_handover import apart_cases, networks
 from tests.simulator.workloads import Case, make_arrivals, make_trace
-
-
-class Memory:
-    """An observer that keeps what is in the KV memory of a server, by block and slot, and reads it in every step."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.slots: dict[tuple[int, int], object] = {}
-        self.num_reads = 0
-        self.finished: list[int] = []
-
-    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
-        index, offset = divmod(position, self.block_size)
-        return sequence.block_table[index], offset
-
-    def _content(self, sequence: Sequence, position: int) -> object:
-        """What stands for the tokens up to a position: equal for equal prefixes, as far as the trace's hashes tell."""
-        index, hashes = position // self.block_size, sequence.block_hashes or []
-        if index < len(hashes) and hashes[index] >= 0:  # below 0: named by a preemption, for this sequence alone
-            return hashes[index], position
-        return f"row {sequence.request_id}", position
-
-    def write(self, sequence: Sequence, start: int, end: int) -> None:
-        for position in range(start, end):
-            self.slots[self._slot(sequence, position)] = self._content(sequence, position)
-
-    def check(self, sequence: Sequence, end: int) -> None:
-        if sequence.status is SequenceStatus.PADDING:  # what it computes nobody gets
-            return
-        for position in range(end):
-            assert self.slots.get(self._slot(sequence, position)) == self._content(sequence, position)
-        self.num_reads += end
-
-    def on_refused(self, request: Request, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
-        for source_tier, source, target_tier, target in plan.transfers:
-            assert source_tier == target_tier == DEVICE
-            for offset in range(self.block_size):
-                self.slots[target, offset] = self.slots.get((source, offset))
-
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
-        computed = [(sequence, start, start + num_tokens) for sequence, start, num_tokens, _ in plan.prefills]
-        decoded = [(sequence, sequence.num_computed_tokens) for sequence in plan.decodes]
-        computed += [(sequence, start, start + 1) for sequence, start in decoded]
-        for part in computed:  # all is written before any of it is read
-            self.write(*part)
-        for sequence, _, end in computed:
-            self.check(sequence, end)
-
-    def on_commit(self, outcome: StepOutcome) -> None:
-        self.finished += [request.request_id for request in outcome.finished]
 
 
 class CheckedPort(Port):

@@ -1,6 +1,6 @@
 """Faults in routers, the gateway and the drivers that tests of fleets must notice.
 
-    python -m tests.simulator.fleet_mutants
+    python -m tests.simulator.fleets.mutants
 
 Each is put into a copy of the tree, in which the tests then must fail.
 """
@@ -14,14 +14,14 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TESTS = (
-    "tests/simulator/test_roster.py", "tests/engine/core/kv/test_store_by_hand.py",
-    "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_handover.py",
-    "tests/simulator/test_handover_content.py",
-    "tests/simulator/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
+    "tests/simulator/fleets/test_roster.py", "tests/engine/core/kv/test_store_by_hand.py",
+    "tests/engine/core/routing", "tests/simulator/fleets/test_fleet.py", "tests/simulator/fleets/test_handover.py",
+    "tests/simulator/fleets/test_handover_content.py",
+    "tests/simulator/fleets/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
     "tests/simulator/drivers", "tests/simulator/costs/test_ranks.py",
-    "tests/simulator/test_staffing.py", "tests/simulator/test_shared_store.py",
+    "tests/simulator/fleets/test_staffing.py", "tests/simulator/fleets/test_shared_store.py",
 )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from simulator.fleets.roster import Changes, Count, Failure, Scaled
 from simulator.fleets.staffing import Staffing
 from simulator.replica import Replica
 from tests.selection import examples
+from tests.simulator.fleets.builders import Nosy
 from tests.simulator.replicas import FlatCost, make
-from tests.simulator.test_fleet import Nosy
 from tests.simulator.workloads import Case, cases, make_arrivals, make_trace, simple_trace
 
 MS = 1_000_000

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import abc
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,36 +11,13 @@ from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
 from engine.core.routing.prefix_affinity import PrefixAffinity, PrefixAffinityOptions
 from engine.core.routing.round_robin import RoundRobin
-from engine.core.routing.router import BaseRouter, Router, ServerView
-from engine.core.sequence import Request
+from engine.core.routing.router import Router
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from tests.selection import examples
+from tests.simulator.fleets.builders import Nosy
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, make_trace, simple_trace
-
-
-class Nosy(BaseRouter):
-    """Looks at all that there is to see, and chooses by it."""
-
-    reads_prefixes = True
-
-    def __init__(self, options: Any = None, order: abc.Sequence[int] | None = None) -> None:
-        super().__init__(options)
-        self.seen: list[tuple[Any, ...]] = []
-        self._order = order  # the number that each server goes by
-
-    def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        order = self._order or range(len(servers))
-        views = [self._look(request, servers[order.index(number)]) for number in range(len(servers))]
-        self.seen.append((request.request_id, request.arrival_time, *views))
-        number = min(range(len(views)), key=lambda n: (views[n][2] + views[n][3] - views[n][5] // 8, -views[n][4]))
-        return order.index(number)
-
-    @staticmethod
-    def _look(request: Request, server: ServerView) -> tuple[int, ...]:
-        counts = server.num_requests, server.num_tokens, server.num_waiting, server.num_running
-        return (*counts, server.num_free_blocks, server.prefix_hits(request))
 
 
 def rules() -> dict[str, Router]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulator.fleet_mutants import MUTANTS, ROOT, FleetMutant, copied, is_caught
+from tests.simulator.fleets.mutants import MUTANTS, ROOT, FleetMutant, copied, is_caught
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
