@@ -19,10 +19,11 @@ from harness.engines.resolving.system import pool_of
 from harness.errors import TwinServeError
 from tests.fuzzing.values import HOSTILE
 from tests.harness.builders import config
+from tests.harness.config.builders import CHECKPOINTS
 from tests.mutations import mutants
 
 MAX_SECONDS = 10
-CHECKPOINTS = sorted((Path(__file__).parent / "checkpoints").glob("*.json"))
+FILES = sorted(CHECKPOINTS.glob("*.json"))
 # As people write them.
 SGLANG_LINES = (
     "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --mem-fraction-static 0.85 --disable-cuda-graph",
@@ -111,10 +112,10 @@ def models_that_are_read(folder: Path, count: int) -> int:
     num_read, path = 0, folder / "config.json"
     overrides = ("model=hf", f"model.config={folder}", "device=h200", "tensor_parallel_size=8")
     for number in range(count):
-        valid = json.dumps(json.loads(CHECKPOINTS[number % len(CHECKPOINTS)].read_text())).encode()
+        valid = json.dumps(json.loads(FILES[number % len(FILES)].read_text())).encode()
         data = next(iter(mutants(valid, "json", 1, seed=number)))
         path.write_bytes(data)
-        case = f"{CHECKPOINTS[number % len(CHECKPOINTS)].name}, seed {number}: {data[:300]!r}"
+        case = f"{FILES[number % len(FILES)].name}, seed {number}: {data[:300]!r}"
         num_read += ends_well(case, lambda: pool_of(config(*overrides)))
     return num_read
 

@@ -22,10 +22,9 @@ from harness.errors import ConfigError  # noqa: E402
 from simulator.models.hardware import Device  # noqa: E402
 from simulator.models.memory import size_kv_pool  # noqa: E402
 from simulator.models.model import Model  # noqa: E402
-from tests.harness.config.builders import read, write  # noqa: E402
+from tests.harness.config.builders import CHECKPOINTS, read, write  # noqa: E402
 from tests.simulator.builders import num_float32  # noqa: E402
 
-FOLDER = Path(__file__).parent / "checkpoints"
 FLOAT32_ROUTERS = {  # layers, experts, width
     "minimax-m2.5": 62 * 256 * 3072, "glm-4.5": 89 * 160 * 5120, "mimo-v2-flash": 47 * 256 * 4096,
 }  # fmt: skip
@@ -33,7 +32,7 @@ TOWERS = {  # parameters of the towers as transformers builds them; the others' 
     "gemma-3-4b": 419_816_304, "gemma-3-27b": 423_060_336, "gemma-4-26b-a4b": 572_792_112, "kimi-k2.5": 471_143_920,
     "llama-4-maverick": 871_932_416, "qwen3-vl-8b": 576_388_336, "qwen3-vl-30b-a3b": 538_631_408,
 }  # fmt: skip
-CHECKPOINTS = sorted(FOLDER.glob("*.json"))
+FILES = sorted(CHECKPOINTS.glob("*.json"))
 _TOWER = ("visual.", "vision_", "multi_modal_projector.", "mm_projector.", "embed_vision", "embed_audio", "audio_tower")
 
 
@@ -53,7 +52,7 @@ def shape(path: Path) -> Model:
 
 
 @pytest.mark.sample(10)
-@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
     data = json.loads(path.read_text())
     data.pop("quantization_config", None)
@@ -77,11 +76,11 @@ def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
 )
 @pytest.mark.sample(4)
 def test_biases_are_weights(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
-    data = json.loads((FOLDER / f"{name}.json").read_text()) | changed
+    data = json.loads((CHECKPOINTS / f"{name}.json").read_text()) | changed
     assert shape(write(tmp_path, data)).weight_bytes() == 2 * num_parameters(data)
 
 
-@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_as_many_layers_have_a_window_as_in_transformers(path: Path) -> None:
     data = json.loads(path.read_text())
     config = CONFIG_MAPPING[data["model_type"]].from_dict(data)
@@ -111,11 +110,11 @@ def test_as_many_layers_have_a_window_as_in_transformers(path: Path) -> None:
 def test_windows_of_the_families(
     name: str, changed: dict[str, Any], window: int, num_layers: int, tmp_path: Path
 ) -> None:
-    model = read(write(tmp_path, json.loads((FOLDER / f"{name}.json").read_text()) | changed))
+    model = read(write(tmp_path, json.loads((CHECKPOINTS / f"{name}.json").read_text()) | changed))
     assert (model["sliding_window"], model["num_sliding_layers"]) == (window, num_layers)
 
 
-@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_only_a_tower_is_left_out_and_the_run_says_so(path: Path) -> None:
     model = read(path)
     has_tower = "vision_config" in json.loads(path.read_text())
@@ -127,11 +126,11 @@ def test_only_a_tower_is_left_out_and_the_run_says_so(path: Path) -> None:
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_tower_has_the_parameters_of_its_matrices(name: str) -> None:
-    assert read(FOLDER / f"{name}.json")["tower_parameters"] == pytest.approx(TOWERS[name], rel=1e-3)
+    assert read(CHECKPOINTS / f"{name}.json")["tower_parameters"] == pytest.approx(TOWERS[name], rel=1e-3)
 
 
 def test_ranks_share_a_tower_in_memory_only() -> None:
-    with_tower = shape(FOLDER / "qwen3.5-27b.json")
+    with_tower = shape(CHECKPOINTS / "qwen3.5-27b.json")
     without = replace(with_tower, tower_parameters=0)
     assert with_tower.weight_bytes(2) == without.weight_bytes(2) and with_tower.tower_parameters > 4e8
     held = [
@@ -146,14 +145,14 @@ def test_ranks_share_a_tower_in_memory_only() -> None:
 
 
 def test_a_tower_with_sizes_that_are_not_stated_is_left_out(tmp_path: Path) -> None:
-    data = json.loads((FOLDER / "qwen3.5-27b.json").read_text())
+    data = json.loads((CHECKPOINTS / "qwen3.5-27b.json").read_text())
     del data["vision_config"]["depth"]
     assert read(write(tmp_path, data))["tower_parameters"] == 0
 
 
 def test_positions_that_are_scaled_already_stay(tmp_path: Path) -> None:
-    assert read(FOLDER / "gemma-3-4b.json")["max_position_embeddings"] == 131_072
-    assert read(FOLDER / "minimax-m2.5.json")["quantization"] == "fp8_block"
+    assert read(CHECKPOINTS / "gemma-3-4b.json")["max_position_embeddings"] == 131_072
+    assert read(CHECKPOINTS / "minimax-m2.5.json")["quantization"] == "fp8_block"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_positions_that_are_scaled_already_stay(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_shape_cannot_say_is_refused(name: str, changed: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    folder = write(tmp_path, json.loads((FOLDER / f"{name}.json").read_text()) | changed)
+    folder = write(tmp_path, json.loads((CHECKPOINTS / f"{name}.json").read_text()) | changed)
     with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
         read(folder)
     assert "\n" not in str(caught.value)

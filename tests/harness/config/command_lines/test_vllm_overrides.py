@@ -12,9 +12,8 @@ from harness.config.command_lines.vllm.import_line import translate
 from harness.config.command_lines.vllm.serve_line import overrides
 from harness.config.run import RunConfig
 from tests.harness.builders import config
-from tests.harness.config.builders import write
+from tests.harness.config.builders import CHECKPOINTS, write
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SERVE = "vllm serve Qwen/Qwen3-8B"
 
 
