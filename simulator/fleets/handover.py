@@ -36,7 +36,7 @@ class Network:
 
     Attributes:
         bytes_per_s: between a GPU and those of other servers, in each direction.
-        latency_ns: from a transfer's first byte sent until it is noticed that the last one has come, but for the bytes.
+        latency_ns: what a transfer takes beside its bytes, until it is noticed that the last of them has come.
         request_ns: from the end of a prompt on one server until the request is in the queue of the other.
         by_layers: whether a prompt's KV is sent while its last chunk is computed; else it is pulled afterwards.
     """
@@ -75,11 +75,11 @@ def note_prompt(request: Request, prompt: Request) -> None:
 
 
 class Exchange:
-    """Lets the transfers that are asked for at a time begin in the order of their requests, whichever server asked
+    """Begins the transfers that are asked for at the same time in the order of their requests, whichever server asked
     first.
 
     Args:
-        after_plans: calls a function when all servers have planned that plan at this time.
+        after_plans: calls a function once all servers that plan at the present time have planned.
     """
 
     def __init__(self, after_plans: Callable[[Callable[[], None]], None]) -> None:
