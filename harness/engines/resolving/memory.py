@@ -28,16 +28,10 @@ def kv_pool(
     """
     model = model.largest_stage(config.pipeline_parallel_size)
     if config.num_blocks is not None:
-        block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
-        if drafter is not None:
-            block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(
-            config.num_blocks,
-            config.block_size,
-            block_bytes,
-            has_drafter=drafter is not None,
-            formula=kv_formula(model),
-        )
+        models = (model,) if drafter is None else (model, drafter)
+        token_bytes = sum(each.kv_bytes_per_token(config.tensor_parallel_size) for each in models)
+        size, has_drafter = config.block_size, drafter is not None
+        return KVPool(config.num_blocks, size, size * token_bytes, has_drafter=has_drafter, formula=kv_formula(model))
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     limits: Any = {
         "block_size": config.block_size,
