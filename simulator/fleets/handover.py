@@ -5,8 +5,8 @@
     decode server                              waits for blocks ·· | parked: blocks are written | last token, decodes
 
 As vLLM's NIXL connector has it: the decode server pulls, once it has blocks for the whole prompt; what it has cached
-itself is not copied; it computes the last token of the prompt again, and what comes of that is the first token that the
-client sees. The other side holds its blocks until they are copied.
+itself is not copied; it computes the last token of the prompt again, and samples the first token that the client sees
+from that. The other side holds its blocks until they are copied.
 
 By layers, as vLLM's P2pNcclConnector has it: the server for prompts sends each layer of all of a prompt's blocks when
 the step of its last chunk has computed that layer, into a buffer on the other side, which is not limited here.

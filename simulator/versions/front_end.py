@@ -178,7 +178,7 @@ class SecondFrontEnd:
 
 
 class Coming:
-    """Arrivals that are told one by one."""
+    """Arrivals that are added one by one."""
 
     def __init__(self) -> None:
         self._coming: list[tuple[int, int]] = []  # a heap of times and rows

@@ -83,7 +83,7 @@ _NUMBERS = {  # keys of ours, and what they are without the flag
 
 @refused_as(KEYS[2])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
+    """Overrides and notes for a command line; keys in `given`, which the user sets, are left out.
 
     Raises:
         ConfigError: a flag or a key of the file is none of TensorRT-LLM, or the simulation has nothing like it; or the

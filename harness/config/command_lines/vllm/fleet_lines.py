@@ -58,8 +58,8 @@ class _Server(NamedTuple):
 
 @refused_as(KEYS[0])
 def translate(text: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for the command lines in a text, or in the file that it names; keys in `given` are left to
-    whoever gives them.
+    """Overrides and notes for the command lines in a text, or in the file that it names; keys in `given`,
+    which the user sets, are left out.
 
     Raises:
         ConfigError: as for one line; or the lines differ in what pools cannot differ in, or only some hand KV over.
