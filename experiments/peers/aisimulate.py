@@ -4,7 +4,8 @@
     python -m experiments.peers.aisimulate --peer peer/bin/python [--traces ../shared/traces] [--repeats 3]
 
 Llama-3.1-8B on an H100 serves three traces in Mooncake's format, a short and a long piece of each, in turns; the
-fastest of the repeats counts. Whole processes are timed, which read the trace, simulate and write results; the difference
+fastest of the repeats counts. Whole processes are timed, which read the trace, simulate and write results; the
+difference
 between both sizes leaves out what a start takes. Both simulate the same KV cache of blocks of 16 tokens, vLLM's size;
 AISimulate's own default is 64, which leaves it a quarter of the blocks to look after. Both cache prefixes. Writes
 experiments/results/peer_aisimulate.json.
