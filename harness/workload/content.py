@@ -97,12 +97,15 @@ def block_identities(
         hash_ids, span = dense_hash_ids(trace), trace.hash_block_size
         assert span is not None
         lengths: list[int] = prompts.tolist()
+        has_several = any(len(ids) > 1 for ids in hash_ids)  # otherwise a hash id may be of any length
+        # Ends of the blocks in a hash id that covers whole ones.
+        ends = np.arange(block_size - 1, span if has_several else 0, block_size)
         # an answer that a later prompt begins with is in the hash ids of that prompt
         teller = continuing_rows(trace)
         totals = (table["num_prompt_tokens"] + table["num_output_tokens"]).tolist() if teller else []
         for row in teller:
             lengths[row] = min(totals[row], max_model_len)
-        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, lengths[row], block_size)
+        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, ends, lengths[row], block_size)
     if "session_id" in table:
         lines, num_blocks = Lines(trace, block_size), _num_blocks(trace, block_size, max_model_len)
         return lambda row: lines.identities(row, num_blocks[row])
@@ -129,17 +132,16 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
     return hashes
 
 
-def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> list[int]:
+def _from_hash_ids(
+    hash_ids: NDArray[np.int64], span: int, ends: NDArray[np.int64], num_tokens: int, block_size: int
+) -> list[int]:
     if len(hash_ids) == 1:  # an array takes twice as long for a short prompt
         start = int(hash_ids[0]) * span
         return list(range(start + block_size - 1, start + num_tokens, block_size))
-    blocks: list[int] = []
     if span % block_size == 0:  # each hash id covers whole blocks: no division per block
-        for hash_id in hash_ids.tolist():
-            start = hash_id * span
-            blocks += range(start + block_size - 1, start + min(span, num_tokens), block_size)
-            num_tokens -= span
-        return blocks
-    last_tokens = np.arange(block_size - 1, num_tokens, block_size)
-    blocks += (hash_ids[last_tokens // span] * span + last_tokens % span).tolist()
+        identities = np.add.outer(hash_ids * span, ends).ravel()[: num_tokens // block_size]
+    else:
+        last_tokens = np.arange(block_size - 1, num_tokens, block_size)
+        identities = hash_ids[last_tokens // span] * span + last_tokens % span
+    blocks: list[int] = identities.tolist()
     return blocks

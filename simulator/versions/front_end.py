@@ -18,6 +18,7 @@ from math import ceil
 
 from engine.core.routing.draws import draw
 from simulator.arrivals import NEVER, Arrivals, OpenLoop
+from simulator.costs.cost import nearest_ns
 from simulator.versions.front_end_times import FrontEndTimes
 
 _STEPS = 1 << 20  # of the draws
@@ -134,7 +135,7 @@ class FrontEnd:
     def _latency_of(self, row: int) -> int:
         if not self._width:
             return self._latency_ns
-        return round(self._latency_ns * (self._shortest + self._width * draw(row, _STEPS) / _STEPS))
+        return nearest_ns(self._latency_ns * (self._shortest + self._width * draw(row, _STEPS) / _STEPS))
 
     def _look_ahead(self) -> None:
         next_ns = self._coming_ns
