@@ -140,7 +140,10 @@ class UniformDecodes(Decodes):
         self._num_squared_context_tokens += num_steps * (2 * self._num_context_tokens + growth)
         self._num_context_tokens += growth
         self.fresh.clear()
-        finished = list(self._finish.get(self.clock.step, ()))
+        ending = self._finish.get(self.clock.step)
+        if not ending:
+            return []
+        finished = list(ending)
         for sequence in finished:
             self.remove(sequence)
         return finished
