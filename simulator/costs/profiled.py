@@ -111,7 +111,7 @@ class ProfiledCost:
         self._tokens_end = min(self._tokens.end, self._reduced_end, *rest_ends)  # for steps with prompts
         host = (0.0, 0.0) if is_async else (profile.meta.synchronous_step_us, profile.meta.synchronous_sequence_us)
         self._step_ns = (values["step_overhead_us"] + host[0]) * _US / factor
-        self._sequence_ns = host[1] * _US / factor
+        self._sequence_ns = (values["sequence_overhead_us"] + host[1]) * _US / factor
         self._eager_ns = profile.meta.eager_step_us * _US / factor
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers / factor
         self._tokens_ns = KnownTimes()
