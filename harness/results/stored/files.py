@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.documents import DocumentError, read_json
+from engine.documents import errors_as, read_json
 from harness.errors import TwinServeError
 from harness.results.measures.sessions import session_table
 from harness.results.metrics import json_ready
@@ -126,10 +126,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise TwinServeError(f"{folder}: no such folder")
     if not path.is_file():
         raise TwinServeError(f"{folder}: no {SUMMARY} in it, so not the folder of a run that ended")
-    try:
+    with errors_as(TwinServeError, path):
         summary = read_json(path)
-    except DocumentError as error:
-        raise TwinServeError(f"{path}: {error}") from None
     if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
         raise TwinServeError(f"{path}: not the summary of a run, which has at least {', '.join(sorted(_ALWAYS))}")
     wrong = [key for key, value in summary.items() if not _fits(key, value)]

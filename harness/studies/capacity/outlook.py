@@ -19,7 +19,7 @@ from harness.studies.capacity.row import Row, gpus_text, room_of, row_of, stored
 _SHARE = 2  # their probes have this part of the requests of a probe: they decide less
 # Of the search with one server fewer.
 _COARSE = {"capacity.max_probes": 6, "capacity.precision": 0.05}
-_WIDE = 0.1  # an interval wider than this part of the capacity is told
+_WIDE = 0.1  # an interval wider than this part of the capacity is named
 NUM_REQUESTS = 4  # times capacity.num_requests: about what both take
 
 
