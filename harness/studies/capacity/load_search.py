@@ -21,8 +21,7 @@ from harness.studies.capacity.probe import Probe
 _MOST_SCOUTS = 6
 SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
-# Scouts end when the lowest load that fails is this close to the highest that holds; sooner after three of them, or
-# four where runs do not tell at which load the system is full.
+# Scouts end when the lowest load that fails is this close to the highest that holds; after three of them sooner.
 _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 3
 _CLEARLY = 3.0  # of the room: a short run with fewer requests beyond the limit may do so by chance
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
@@ -148,8 +147,7 @@ def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> lis
         holding, failing = _sides(probes, room)
         if holding and failing:
             highest, lowest = max(holding), min(failing)
-            are_many = len(probes) >= _MANY_SCOUTS + (not probes[-1].guess)
-            if lowest < highest * (_WIDE_BRACKET if are_many else _BRACKET):
+            if lowest < highest * (_WIDE_BRACKET if len(probes) >= _MANY_SCOUTS else _BRACKET):
                 break
         load = _next_scout(probes, holding, failing)
     return probes

@@ -108,7 +108,7 @@ def test_no_long_probe_is_beyond_the_load_at_which_the_system_is_full() -> None:
     assert 22.0 < max(long) <= 23.8
 
 
-@pytest.mark.parametrize(("precision", "least", "most"), [(0.4, 1.0, 1.0), (0.02, 1.5, 6.0), (0.002, 6.0, 6.0)])
+@pytest.mark.parametrize(("precision", "least", "most"), [(0.4, 1.0, 1.0), (0.02, 1.01, 6.0), (0.002, 6.0, 6.0)])
 def test_the_last_probes_are_as_long_as_the_precision_needs(precision: float, least: float, most: float) -> None:
     world = World(20.5, slope=60, noise=0.03)
     found(world, config=SETTINGS.model_copy(update={"precision": precision}))
