@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 from harness.config.schema.tasks.capacity import CapacityConfig
@@ -21,11 +20,10 @@ from harness.studies.capacity.probe import Probe
 _MOST_SCOUTS = 6
 SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
-# Scouts end when the lowest load that fails is this close to the highest that holds; after three of them sooner.
-_BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 3
+# Scouts end when the lowest load that fails is this close to the highest that holds; after four of them sooner.
+_BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
 _CLEARLY = 3.0  # of the room: a short run with fewer requests beyond the limit may do so by chance
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
-_A_STEP_LOWER = 0.85  # of the first load that fails, where it was that guess: most systems hold near it
 _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
 # Loads of a round, as quantiles of what is known of the capacity. While its interval is wide they are far apart, and
 # probes not yet longer: a scout that failed by chance leaves a long tail above, into which quantiles near 0.5 creep.
@@ -104,16 +102,13 @@ def _round(found: Estimate, probes: Sequence[Probe], room: float) -> list[float]
     """Two loads for long probes.
 
     While the interval is wide no load lies beyond the lowest that clearly failed: if it failed by chance, a long probe
-    there says so, and otherwise those beyond it would say nothing. Nor do those beyond the load at which the system is
-    full.
+    there says so, and otherwise those beyond it would say nothing.
     """
     if found.precision <= _WIDE:
         return [found.quantile(each) for each in _ROUND]
     holding, failing = _sides(probes, room)
     low, high = (found.quantile(each) for each in _WIDE_ROUND)
-    guesses = [probe.guess for probe in probes if probe.guess]
-    full = [max(median(guesses), low)] if guesses else []
-    return [low, min([high, *full, *(load for load in failing if load > max(holding))])]
+    return [low, min([high, *(load for load in failing if load > max(holding))])]
 
 
 def _sides(probes: Sequence[Probe], room: float) -> tuple[list[float], list[float]]:
@@ -160,5 +155,4 @@ def _next_scout(probes: Sequence[Probe], holding: Sequence[float], failing: Sequ
         return min(max(full, max(holding) * _BRACKET), max(holding) * _STRIDE) if full else max(holding) * _STRIDE
     if not holding:
         return full if 0 < full < min(failing) / _BRACKET else min(failing) / _STRIDE
-    middle = (max(holding) * min(failing)) ** 0.5
-    return max(middle, min(failing) * _A_STEP_LOWER) if full and len(failing) == 1 else middle
+    return (max(holding) * min(failing)) ** 0.5

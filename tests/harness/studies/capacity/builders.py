@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.special import expit
@@ -41,7 +41,6 @@ class World:
     Attributes:
         noise: standard deviation of the logarithm of the load that a run of 20,000 requests draws.
         full: load above which runs are overloaded.
-        guess: the load at which it is full, as its runs tell; 0 where they do not.
     """
 
     capacity: float
@@ -50,7 +49,6 @@ class World:
     floor: float = 0.0005
     full: float = math.inf
     is_whole: bool = False
-    guess: float = 0.0
     asked: list[Ask] = field(default_factory=list)
 
     def run(self, asks: Sequence[Ask]) -> list[Probe]:
@@ -65,4 +63,4 @@ class World:
         odds = math.log((ROOM - self.floor) / (1 - ROOM + self.floor))
         odds += self.slope * (math.log(load / self.capacity) + noise * rng.normal())
         share = min(1.0, self.floor + float(expit(odds - (self.slope * noise) ** 2 / 2)))
-        return replace(probe(load, share, ask.number, ask.num_requests, overloaded=load > self.full), guess=self.guess)
+        return probe(load, share, ask.number, ask.num_requests, overloaded=load > self.full)
