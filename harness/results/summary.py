@@ -181,11 +181,12 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """How evenly the servers of a fleet were used."""
     if not (servers := summary.get("servers")):
         return
-    roles = dict.fromkeys(server.get("role", "serve") for server in servers)
-    for role in roles:
-        own = [server for server in servers if server.get("role", "serve") == role]
-        name = "Servers" if len(roles) == 1 else {"prefill": "For prompts", "decode": "For decodes"}.get(role, role)
-        yield name, _of_servers(own, summary["num_prompts"])
+    alike: Mapping[str, Any] = {"role": "serve", "servers": range(len(servers))}
+    for pool in summary.get("pools") or [alike]:
+        name = {"prefill": "For prompts", "decode": "For decodes"}.get(pool["role"], "Servers")
+        own = [servers[number] for number in pool["servers"]]
+        gpus = f" with {pool['num_gpus'] // len(own)} {pool['device']} each" if "device" in pool else ""
+        yield name, f"{len(own)}{gpus}: {_of_servers(own, summary['num_prompts'])}"
     if summary.get("server_counts"):
         cost = "" if summary["cost"] is None else f" · ${number(summary['cost'])}"
         yield (
@@ -222,7 +223,7 @@ def _of_servers(servers: Sequence[Mapping[str, Any]], num_requests: int) -> str:
         values = [server[key] for server in servers if server[key] is not None]
         if values and max(values):
             texts.append(f"{noun} {show(min(values))} to {show(max(values))}")
-    return f"{len(servers)}: " + " · ".join(texts)
+    return " · ".join(texts)
 
 
 def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
