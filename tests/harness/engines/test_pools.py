@@ -98,8 +98,8 @@ def test_a_fleet_of_different_gpus_has_the_pools_of_each() -> None:
     assert [re.split("[#;] ", line)[-1] for line in lines] == ["NVIDIA L40S", "NVIDIA H200"]
     assert "kv-transfer" not in lines[0] and "prefill_server" not in result.requests
     print_summary(result.summary, Console(file=(printed := io.StringIO()), width=200))
-    told = re.findall(r"Servers +(.*?) each:", printed.getvalue())
-    assert told == ["1 with 1 NVIDIA L40S", "2 with 1 NVIDIA H200"]
+    told = re.findall(r"Servers +(\d with .*?):", printed.getvalue())
+    assert told == ["1 with 1 NVIDIA L40S", "2 with 1 NVIDIA H200 each"]
 
 
 def test_the_lines_of_vllm_hand_over() -> None:
