@@ -6,17 +6,19 @@ client are processes of their own; on a machine with other work their times are 
     python -m experiments.three_worlds
 
 Then the real engine's server is observed by task=observe, with the profile of another machine, and a load that nothing
-was fitted to is predicted; the errors are in experiments/results/three_worlds.json.
+was fitted to is predicted; the errors are in experiments/results/three_worlds.json. Server and client have a core each
+there, as what a client takes from its server's core is nothing of the server.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,17 @@ def server(folder: Path, *overrides: str) -> Iterator[str]:
         process.wait(60)
 
 
+@contextmanager
+def on_core(number: int) -> Iterator[None]:
+    """This thread, and what it starts meanwhile, has one core; all of them as before where there is one only."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def seen_and_recorded(folder: Path, system: Sequence[str], trace: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The requests of a trace as the client sees them, without its own lateness, and as the server recorded them."""
     with server(folder, *system) as address:
@@ -77,10 +90,13 @@ def seen_and_recorded(folder: Path, system: Sequence[str], trace: Sequence[str])
 
 def observed(folder: Path) -> dict[str, Any]:
     """The errors in percent of both halves of what task=observe drove, and the constants."""
-    with server(folder / "server", *REAL) as address:
+    with ExitStack() as servers:
+        with on_core(0):
+            address = servers.enter_context(server(folder / "server", *REAL))
         client = ("engine=openai", f"engine.endpoint={address}", *REAL[2:], *WORKLOAD, ELSEWHERE)
         config = composed("task=observe", f"observe.time_s={OBSERVED_S}", *client)
-        held_out = observe(config, folder)
+        with on_core(1):
+            held_out = observe(config, folder)
     fit = yaml.safe_load((folder / "calibration.yaml").read_text())
     errors = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
     before, after = (fit["objective"][key] for key in ("errors_before", "errors_after"))

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import abc, deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.api.prompts import render
 from engine.sampling_params import SamplingParams
 from engine.server.backend import Channel, Delta, Opened, PromptInput
 from engine.server.tally import Tally
+from engine.switching import quick_wakes
 
 Change = abc.Callable[[], None]
 
@@ -143,6 +145,13 @@ class RealBackend:
             self._wakes.notify()
 
     def _run(self) -> None:
+        is_beside_steps = self._llm.engine.config.async_scheduling  # which another thread runs meanwhile
+        with quick_wakes() if is_beside_steps else nullcontext():
+            self._serve()
+        for call in self._calls:
+            self._tell(call.channel.fail, RuntimeError("the server is shutting down"))
+
+    def _serve(self) -> None:
         while True:
             with self._wakes:
                 self._wakes.wait_for(lambda: self._inbox or self._calls or self._is_closing)
@@ -152,8 +161,6 @@ class RealBackend:
                 self._inbox.popleft()()
             if self._calls:
                 self._step()
-        for call in self._calls:
-            self._tell(call.channel.fail, RuntimeError("the server is shutting down"))
 
     def _step(self) -> None:
         """Run a step, and hand out what it brought to all calls."""

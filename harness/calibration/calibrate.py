@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,8 +38,9 @@ _AT_LIMIT = 1e-3  # of a constant's range
 _PRIOR = 3e-3  # a constant one width from its default must reduce the misfit by this much
 
 
-def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
-    """Fit as `config.calibration` says, write calibration.yaml to `output_dir` and return its content.
+def calibrate(config: RunConfig, output_dir: Path, loads: Sequence[int] = ()) -> dict[str, Any]:
+    """Fit as `config.calibration` says, write calibration.yaml to `output_dir` and return its content; `loads` as of
+    `make_objective`.
 
     Raises:
         TwinServeError: the measured run or the configuration cannot be used.
@@ -48,7 +49,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     config = simulation_config(config, run)
     system = resolve(config)
     earlier, constants = system.calibration, chosen_constants(system, config.calibration)
-    objective = make_objective(config, system, run)
+    objective = make_objective(config, system, run, loads)
     console = Console()
     for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
         print_line(console, f"! {warning}", "yellow")

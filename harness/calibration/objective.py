@@ -1,13 +1,15 @@
 """The errors that task=calibrate can minimise, as functions of the constants of a cost model.
 
-statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99
+statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99; of a run with
+            several loads those of each load, as all together hardly tell how times grow with the batch
 steps       for runs of our own engine, whose step times are known: root mean square of the relative errors of
             single steps, weighted by measured time. The measured plans are priced one by one, at medians
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +31,11 @@ from simulator.system import System
 
 Misfit = Callable[[Mapping[str, float]], float]
 Errors = Callable[[Mapping[str, float]], dict[str, float]]
+Latencies = Callable[[Mapping[str, float]], tuple[pd.DataFrame, pd.DataFrame]]
+"""The measured requests of the part, and those simulated with some constants."""
 _FITTED = ("ttft", "tpot", "e2el")
+_TAILS = {"p90": 0.1, "p95": 0.05, "p99": 0.01}
+_FEWEST = 10  # requests of a load in a tail that is fitted
 
 
 class Objective(NamedTuple):
@@ -50,10 +56,11 @@ class Objective(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
+def make_objective(config: RunConfig, system: System, run: MeasuredRun, loads: Sequence[int] = ()) -> Objective:
     """The objective that `calibration.objective` names.
 
-    `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration.
+    `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration. `loads`
+    are the numbers of requests of each load in the part of the run, in order; none where there is one load.
 
     Raises:
         ConfigError: `run` has no step times, or no step of the part was planned as measured.
@@ -61,12 +68,27 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objec
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
         return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
-    errors = _errors_of_latencies(config, system, run)
+    latencies = _latencies(config, system, run)
+
+    def errors(constants: Mapping[str, float]) -> dict[str, float]:
+        return errors_of_statistics(*latencies(constants))
 
     def misfit(constants: Mapping[str, float]) -> float:
-        return float(np.sqrt(np.mean(np.square(list(errors(constants).values())))))
+        found = of_loads(*latencies(constants), loads) if loads else list(errors(constants).values())
+        return float(np.sqrt(np.mean(np.square(found))))
 
-    return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", misfit, errors)
+    of_each = " of each load" if loads else ""
+    return Objective(f"RMS relative error of TTFT, TPOT, E2EL statistics{of_each}", misfit, errors)
+
+
+def of_loads(measured: pd.DataFrame, simulated: pd.DataFrame, loads: Sequence[int]) -> list[float]:
+    """The errors of the statistics of each load that has requests enough for them."""
+    found: list[float] = []
+    for start, end in pairwise(np.cumsum([0, *loads]).tolist()):
+        for name, error in errors_of_statistics(measured.iloc[start:end], simulated.iloc[start:end]).items():
+            if (end - start) * _TAILS.get(name.partition(" ")[2], 1.0) >= _FEWEST:
+                found.append(error)
+    return found
 
 
 def errors_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> dict[str, float]:
@@ -76,12 +98,12 @@ def errors_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> dic
     return {" ".join(key): found[key] / value - 1 for key, value in wanted.items()}
 
 
-def _errors_of_latencies(config: RunConfig, system: System, run: MeasuredRun) -> Errors:
+def _latencies(config: RunConfig, system: System, run: MeasuredRun) -> Latencies:
     rows, latency_from = part_of(len(run.requests), config.calibration.part), config.validation.latency_from
     measured = with_latencies(run.requests, latency_from).iloc[rows]
     kept, asynchronous = _kept(system), system.scheduler.async_scheduling
 
-    def errors(constants: Mapping[str, float]) -> dict[str, float]:
+    def latencies(constants: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
         values = {**kept, **constants}
         fleet = FleetSystem.alone(system.with_front_end(values))
@@ -96,9 +118,9 @@ def _errors_of_latencies(config: RunConfig, system: System, run: MeasuredRun) ->
                 f"task=calibrate: {unserved} of {len(measured)} requests that were served in the measured run are "
                 "refused or cut short in the simulation; check the model, the KV pool and max_model_len"
             )
-        return errors_of_statistics(measured, simulated)
+        return measured, simulated
 
-    return errors
+    return latencies
 
 
 def _of_steps(system: System, run: MeasuredRun, part: Part) -> Objective:

@@ -1,7 +1,8 @@
 """task=observe: drives a server with a few loads, fits what can be seen from outside, and predicts a load not fitted.
 
     probe                 max_num_seqs clients: the requests/s that the server can serve
-    ladder, first half    0.2, 0.5 and 0.8 of that; constants are fitted to these requests, as task=calibrate does
+    ladder, first half    0.2, 0.5 and 0.8 of that; constants are fitted to the statistics of each of these loads, in
+                          other things as task=calibrate does
     ladder, second half   0.65 of that; these requests are predicted, as task=validate does
 
 The ladder is one measured run, in the folder `measured`.
@@ -73,20 +74,20 @@ def observe(config: RunConfig, folder: Path, given: Sequence[str] = ()) -> dict[
     run.check(folder / MEASURED)
     if run.summary["prompts_share"] is False and (run.summary["prefix_cache_hit_rate"] or 0) > _FEW_HITS:
         print_line(console, f"! {_KNOWN}", "yellow")
-    fitted, document = _fitted_and_scored(simulated, constants, folder)
+    fitted, document = _fitted_and_scored(simulated, constants, folder, fitted_loads(len(times) // 2))
     for line in conclusion(fitted, document, folder / CALIBRATION, run.result.num_blocks):
         print_line(console, line)
     return document
 
 
 def _fitted_and_scored(
-    config: RunConfig, constants: tuple[str, ...], folder: Path
+    config: RunConfig, constants: tuple[str, ...], folder: Path, loads: Sequence[int]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """The contents of calibration.yaml, of the first half, and of validation.json, of the second."""
     fit = {"part": "first_half", "objective": "statistics", "constants": constants}
     validation = config.validation.model_copy(update={"measured": f"run:{folder / MEASURED}"})
     updates = {"validation": validation, "calibration": config.calibration.model_copy(update=fit)}
-    fitted = calibrate(config.model_copy(update=updates), folder)
+    fitted = calibrate(config.model_copy(update=updates), folder, loads)
     cost = config.cost.model_copy(update={"calibration": str(folder / CALIBRATION)})
     validation = validation.model_copy(update={"score": "second_half"})
     return fitted, validate(config.model_copy(update={"validation": validation, "cost": cost}), folder)
@@ -157,10 +158,14 @@ def ladder(rate: float, time_s: float, most: int, rng: np.random.Generator) -> F
         raise ConfigError(
             f"task=observe: {2 * half} requests at {rate:.3g} requests/s, and {2 * _FEWEST} are needed: give {needed}"
         )
-    counts = [round(half * share / sum(_FITTED)) for share in _FITTED[:-1]]
-    counts += [half - sum(counts), half]
-    gaps = rng.standard_exponential(2 * half) / np.repeat((*_FITTED, _HELD_OUT), counts) / rate
+    gaps = rng.standard_exponential(2 * half) / np.repeat((*_FITTED, _HELD_OUT), (*fitted_loads(half), half)) / rate
     return np.cumsum(gaps) - gaps[0]
+
+
+def fitted_loads(half: int) -> list[int]:
+    """How many of the requests of the first half have each of its loads, which last equally long."""
+    counts = [round(half * share / sum(_FITTED)) for share in _FITTED[:-1]]
+    return [*counts, half - sum(counts)]
 
 
 def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Path, num_blocks: int | None) -> list[str]:

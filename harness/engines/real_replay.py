@@ -16,7 +16,7 @@ from engine.api.llm_engine import LLMEngine
 from engine.api.step_report import ExecutedPlan, StepReport
 from engine.core.sequence import Request, RequestRefusedError
 from engine.sampling_params import SamplingParams
-from harness.engines.switching import quick_switches
+from engine.switching import quick_switches
 from harness.record.issued import Issued
 from harness.workload.token_ids import PromptSource
 from simulator.arrivals import NEVER, Arrivals

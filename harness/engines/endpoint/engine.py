@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 
 from engine.core.sequence import Request
+from engine.switching import quick_wakes
 from harness.config import RunConfig
 from harness.config.schema.endpoint import OpenAIEngine
 from harness.engines.endpoint.answers import Answer
 from harness.engines.endpoint.client import Client
 from harness.engines.endpoint.seen import ClientRecord, ClientRecorder, notes_on
 from harness.engines.endpoint.texts import make_tokenizer, text_of
-from harness.engines.switching import quick_wakes
 from harness.errors import EngineError
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace

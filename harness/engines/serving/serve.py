@@ -19,13 +19,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from engine.server.app import RECEIVED, make_app
 from engine.server.backend import Backend
 from engine.server.tally import Tally
+from engine.switching import quick_switches, quick_wakes
 from harness import interrupts
 from harness.config import RunConfig
 from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.serving.ledger import Ledger, write_served
 from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
-from harness.engines.switching import quick_switches, quick_wakes
 from harness.errors import ConfigError
 from simulator.fleets.fleet_system import FleetSystem
 

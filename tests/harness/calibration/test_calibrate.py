@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
 from harness.calibration.calibrate import at_limits
-from harness.calibration.objective import errors_of_statistics
+from harness.calibration.objective import errors_of_statistics, of_loads
 from harness.engines.resolving import calibration_files as calibration
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
@@ -89,6 +90,18 @@ def test_what_was_measured_as_0_does_not_count() -> None:
     unmeasured = errors_of_statistics(table.assign(tpot=0.0), table)
     assert set(unmeasured.values()) == {0.0} and not any(name.startswith("tpot") for name in unmeasured)
     assert errors_of_statistics(table, table.assign(tpot=0.1))["tpot mean"] != 0
+
+
+def test_each_load_is_compared_with_itself_in_statistics_that_it_has_requests_for() -> None:
+    def table(*latencies: float) -> pd.DataFrame:
+        rows = made_up().iloc[[0] * len(latencies)]
+        return rows.assign(ttft=latencies, tpot=latencies, e2el=latencies)
+
+    light, heavy = [1.0] * 100, [2.0] * 100
+    measured, simulated = table(*light, *heavy), table(*heavy, *light)
+    assert set(errors_of_statistics(measured, simulated).values()) == {0.0}
+    assert sorted(of_loads(measured, simulated, [100, 100])) == [-0.5] * 9 + [1.0] * 9  # mean, median and p90 of each
+    assert len(of_loads(measured, simulated, [99])) == 6
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harness.engines.switching import _attributes, quick_switches, quick_wakes
+from engine.switching import _attributes, quick_switches, quick_wakes
 
 
 def test_turns_are_as_before_in_the_end() -> None:
