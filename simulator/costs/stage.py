@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.cost import CostModel
+from simulator.costs.cost import CostModel, step_time_ns
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 
@@ -51,7 +51,7 @@ class StageCost:
         layer, rest = self._layers.of(work)
         if not self._is_last:
             rest = self._send_ns + self._send_token_ns * work.num_tokens
-        return max(1, round(self._num_layers * layer + rest))
+        return step_time_ns(self._num_layers * layer + rest)
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         return np.array([self.step_ns(work.after(step)) for step in range(num_steps)])

@@ -221,10 +221,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def _gap_table(gaps: Gaps) -> Table:
     """Equal values merged: simulated gaps repeat a lot."""
-    values, position = np.unique(gaps.values, return_inverse=True)
-    weights = np.zeros(len(values), dtype=np.int64)
-    np.add.at(weights, position, gaps.weights)
-    return Table({"value_s": values, "weight": weights})
+    order = np.argsort(gaps.values, kind="stable")
+    values, is_first = gaps.values[order], np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = values[1:] != values[:-1]
+    weights = np.add.reduceat(gaps.weights[order], np.flatnonzero(is_first))
+    return Table({"value_s": values[is_first], "weight": weights})
 
 
 def write_table(path: Path, table: Rows) -> None:

@@ -7,8 +7,8 @@
         ->   fleet=custom fleet.pools=[{role: prefill, ...}, {role: decode, device: h200, ...}] router=prefix_affinity
 
 Each line is a server, and equal ones are a pool. A comment at its end tells what no flag does, as in the lines that a
-run prints: `2 such servers behind a router: least_requests`, the device, `for prefill` or `for decode`; it counts more
-than `kv_role`.
+run prints, its parts divided by commas or semicolons: `2 such servers behind a router: least_requests`, the device,
+`for prefill` or `for decode`; it counts more than `kv_role`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from harness.errors import ConfigError
 
 _COMMENT = re.compile(r"\s#\s*([^'\"]*)$")
 _SUCH = re.compile(r"(\d+) such servers(?: behind a router: ([\w.:]+))?")
-_ROLE = re.compile(r"(?:(.*),\s*|)for (prefill|decode)")
+_ROLE = re.compile(r"for (prefill|decode)")
+_OF_TOOL = re.compile(r"not in \w+: .*|vLLM [\d.]+")  # is read with the flags, or is for readers
 _IN_GROUPS = ("engine", "scheduler")
 _OF_POOLS = {*PoolConfig.model_fields} - {"role", "device", "tiers", *_IN_GROUPS}
 
@@ -91,22 +92,33 @@ def _lines(text: str) -> list[str]:
 def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone: bool) -> _Server:
     line = read_line(command)
     connector, role = ("", "serve") if is_alone else side_of(line.values)
-    number, device, router = 1, None, ""
-    comment = _COMMENT.search(command)
-    for part in (comment[1] if comment else "").split(";"):
-        if such := _SUCH.fullmatch(part.strip()):
+    number, device, router, unread = 1, None, "", []
+    for part in _parts(command):
+        if such := _SUCH.fullmatch(part):
             number, router = int(such[1]), such[2] or ""
-            continue
-        named = _ROLE.fullmatch(part.strip())
-        if named and connector:
-            role = named[2]
-        device = _device((named[1] or "" if named else part).strip(), folders) or device
+        elif named := _ROLE.fullmatch(part):
+            role = named[1] if connector else role
+        elif found := _device(part, folders):
+            device = found
+        else:
+            unread.append(part)
     if not role:
         raise ConfigError(f"{TRANSFER}: kv_role kv_both: end each line in a comment, # for prefill or # for decode")
     if not is_alone:
         line = line._replace(values={flag: value for flag, value in line.values.items() if flag != TRANSFER})
     keys, notes = import_line.keys_of(line, given, folders)
+    if unread:
+        known = "a device, 'for prefill', '3 such servers' are"
+        notes = [*notes, f"the comment {'; '.join(unread)!r} is not read: {known}"]
     return _Server(role, number, device, connector, router, {k: v for k, v in keys.items() if k not in given}, notes)
+
+
+def _parts(command: str) -> list[str]:
+    """The parts of the comment at the end of a line, without those that are no business of a fleet."""
+    comment = _COMMENT.search(command)
+    whole = [part.strip() for part in (comment[1] if comment else "").split(";")]
+    parts = [part.strip() for text in whole if not _OF_TOOL.fullmatch(text) for part in text.split(",")]
+    return [part for part in parts if part]
 
 
 def _device(name: str, folders: Sequence[Path]) -> str | None:

@@ -81,6 +81,14 @@ def test_what_is_no_fleet_is_refused(lines: list[str], named: str) -> None:
     assert str(caught.value).startswith("import_vllm: ")
 
 
+def test_commas_divide_a_comment_too_and_what_is_not_read_of_it_is_named() -> None:
+    own, note = f"{SERVE}  # L40S, 3 such servers; for whom it may concern", "'for whom it may concern' is not read"
+    found = expand([f"import_vllm={own}\n{SERVE}  # vLLM 0.24.0; not in vLLM: a=1, b=2"])
+    pools = next(item for item in found.overrides if item.startswith("fleet.pools="))
+    assert "{replicas: 3,role: serve,device: l40s}" in pools
+    assert [text for text in found.notes if "comment" in text] == [text for text in found.notes if note in text] != []
+
+
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
