@@ -1,8 +1,8 @@
 """What is to happen on a clock that servers share, in order of time and phase (`simulator.drivers.phases`).
 
-    servers    what each of them expects next: numbers in a heap, as an object for each step takes too long
-    source     the next request that arrives
-    the rest   SimPy's queue: functions that are called, and the events of processes
+servers    what each of them expects next: numbers in a heap, as an object for each step takes too long
+source     the next request that arrives
+the rest   SimPy's queue: functions that are called, and the events of processes
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ ROSTER, STORE, OFFLOAD = "simulator/fleets/roster.py", "engine/core/kv/shared_st
 HANDOVER, RUNNING = "simulator/fleets/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
-    FleetMutant("the most requests", f"{ROUTING}/loads.py", "index(min(counts))", "index(max(counts))"),
+    FleetMutant("the most requests", f"{ROUTING}/loads.py", "count < fewest", "count > fewest"),
     FleetMutant("the last of several", f"{ROUTING}/prefix_affinity.py", "counts.index(fewest)",
                 "len(counts) - 1 - counts[::-1].index(fewest)"),
     FleetMutant("a prefix is followed to a busy server", f"{ROUTING}/prefix_affinity.py", "<= most else -1", "else -1"),

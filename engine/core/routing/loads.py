@@ -13,8 +13,12 @@ if TYPE_CHECKING:  # compiled without the rules' interface
 
 def least_busy(servers: abc.Sequence[ServerView]) -> int:
     """The server with the fewest requests that have not ended; of several with as few, the first."""
-    counts: list[int] = [server.num_requests for server in servers]
-    return counts.index(min(counts))
+    least, fewest = 0, servers[0].num_requests
+    for place, server in enumerate(servers):
+        count = server.num_requests
+        if count < fewest:
+            least, fewest = place, count
+    return least
 
 
 class UncachedPrompts:
