@@ -113,7 +113,7 @@ MUTANTS = (
                 "        self._blocks.release(sequence)\n        self._waiting.unblock_head()\n",
                 "        self._blocks.release(sequence)\n"),
     FleetMutant("a run is not cut", f"{DRIVERS}/shared.py",
-                "if len(shorter[1]) < len(self._price[1]):", "if False:"),
+                "if isinstance(shorter, int) or len(shorter[1]) < len(self._price[1]):", "if False:"),
     FleetMutant("an idle server sleeps on", f"{DRIVERS}/shared.py", "        if self._is_idle:", "        if False:"),
     FleetMutant("events that are out of date occur", f"{DRIVERS}/timetable.py",
                 "if server.due == due:", "if server.due != NEVER:"),
