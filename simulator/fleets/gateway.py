@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from engine.core.routing.router import Router
 from engine.core.sequence import Request, RequestRefusedError
-from simulator.arrivals import NEVER, Arrivals
+from simulator.arrivals import NEVER, Arrivals, Source
 from simulator.fleets.desk import Desk, Server, View
 from simulator.fleets.handover import Port, note_prompt, prompt_of
-from simulator.replica import Replica, Source
+from simulator.replica import Replica
 from simulator.versions.front_end import SecondFrontEnd
 
 MakeRequest = Callable[[int, int], Request]

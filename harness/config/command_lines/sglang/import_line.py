@@ -71,7 +71,7 @@ _HOLDS_UP_TO = "--max-total-tokens: taken as given; SGLang takes what its memory
 
 @refused_as(KEYS[1])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
+    """Overrides and notes for a command line; keys in `given`, which the user sets, are left out.
 
     Raises:
         ConfigError: a flag is not one of SGLang, or the simulation has nothing like it; or the model is unknown.
@@ -86,7 +86,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes.append(f"SGLang {version}: predicted as {SGLANG.release}, whose rules and defaults are known")
     known = KnownModels(folders)
     made: dict[str, Any] = {} if "model" in given else known.named(line.model or values.get("--model-path"))
-    made |= {"scheduler": "sglang"}
+    made |= {"scheduler": "sglang", "frontend": "http"}
     made |= _numbers(values, notes)
     made |= formats(values, made, _KV_DTYPES, _QUANTIZATIONS)
     made |= _scheduler(values)

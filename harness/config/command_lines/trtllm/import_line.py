@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.core.trtllm.chunking import SHARES
 from engine.core.trtllm.options import CAPACITY_POLICIES
-from engine.documents import DocumentError, read_yaml, user_path
+from engine.documents import errors_as, read_yaml, user_path
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, table, variable_notes, words_of
@@ -83,7 +83,7 @@ _NUMBERS = {  # keys of ours, and what they are without the flag
 
 @refused_as(KEYS[2])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
+    """Overrides and notes for a command line; keys in `given`, which the user sets, are left out.
 
     Raises:
         ConfigError: a flag or a key of the file is none of TensorRT-LLM, or the simulation has nothing like it; or the
@@ -101,7 +101,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     if path := values.pop("config", None):
         values |= _file(path, notes)
     made: dict[str, Any] = {} if "model" in given else KnownModels(folders).named(line.model)
-    made |= {"scheduler": "trtllm", "frontend": "none"} | _numbers(values) | _rules(values)
+    made |= {"scheduler": "trtllm", "frontend": "http"} | _numbers(values) | _rules(values)
     if "engine" not in given:
         made |= {"engine.memory_account": "trtllm"}
         kv_dtype = chosen("kv_cache_config.dtype", str(values.pop("kv_cache_config.dtype", "auto")), _KV_DTYPES)
@@ -116,10 +116,8 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
 
 def _file(path: str, notes: list[str]) -> dict[str, Any]:
     """The keys of the file, those of a part with its name before them; raises ConfigError if it cannot be read."""
-    try:
+    with errors_as(ConfigError, f"--config {path}"):
         document = read_yaml(user_path(path))
-    except DocumentError as error:
-        raise ConfigError(f"--config {path}: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise ConfigError(f"--config {path}: must hold options by name")
     found: dict[str, Any] = {}
