@@ -32,7 +32,7 @@ from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
 from simulator.table import table_of
 from simulator.versions.front_end_times import FrontEndTimes
-from simulator.versions.vllm_versions import KERNELS, OWN_CHOICES, vllm_front_end, vllm_version
+from simulator.versions.vllm_versions import KERNELS, OWN_CHOICES, VllmVersion, vllm_front_end, vllm_version
 
 _NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 
@@ -64,7 +64,7 @@ def resolve(config: RunConfig) -> System:
         data_parallel_size=config.data_parallel_size,
         cost=_cost_choice(config),
         contiguous=contiguous_rule(config),
-        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network),
+        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network, version_of(config)),
         compress=engine.compress,
         cache_outputs=engine.cache_outputs,
         max_lookahead_steps=engine.max_lookahead_steps,
@@ -94,6 +94,11 @@ def pool_of(config: RunConfig) -> KVPool:
 def _served_model(config: RunConfig) -> Model:
     model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     return model.with_experts_on(config.num_expert_ranks)
+
+
+def version_of(config: RunConfig) -> VllmVersion:
+    """The version of vLLM that is predicted."""
+    return vllm_version(getattr(config.engine, "vllm_version", None))
 
 
 def _front_end(config: RunConfig) -> FrontEndTimes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core.offloading.rules import OffloadingRules
 from engine.core.scheduler_options import OffloadOptions
 from harness.config import TiersConfig
 from harness.config.schema.fleet import NetworkConfig
@@ -9,10 +10,14 @@ from harness.errors import ConfigError
 from simulator.models.kv_pool import GIB, KVPool
 from simulator.quantities import MAX_BLOCKS
 from simulator.tiers import StoreTier, Tiers
+from simulator.versions.vllm_versions import VllmVersion
 
 
-def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig) -> Tiers:
-    """The tiers for blocks of which each rank has a share as in `pool`; `network` leads to the store.
+def resolve_tiers(
+    config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig, version: VllmVersion
+) -> Tiers:
+    """The tiers for blocks of which each rank has a share as in `pool`; `network` leads to the store, and `version` has
+    the rules of tiers.rule=vllm.
 
     Raises:
         ConfigError: a tier has no room for a block, or for more than can be simulated.
@@ -22,7 +27,11 @@ def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: Ne
     if num_store_blocks := _num_blocks("tiers.store", config.store.gib, block_bytes):
         latency_ns, servers = round(network.latency_s * 1e9), config.store.servers
         store = StoreTier(num_store_blocks, network.bandwidth, latency_ns, servers, config.store.eviction)
-    if config.offload:
+    if config.offload and config.rule == "vllm":
+        if pool.state_blocks:
+            raise ConfigError("tiers.rule=vllm: states of sequences do not go to the host; use tiers.rule=evicted")
+        offload = OffloadOptions(rules=OffloadingRules(config.chunk_blocks, **version.offloading))
+    elif config.offload:
         offload = OffloadOptions(
             num_disk_blocks=_num_blocks("tiers.disk", config.disk.gib, block_bytes),
             num_store_blocks=num_store_blocks,
@@ -31,6 +40,8 @@ def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: Ne
             disk_eviction=config.disk.eviction,
         )
     num_host_blocks = _num_blocks("tiers.host", config.host.gib, block_bytes)
+    if offload is not None and offload.rules is not None and num_host_blocks < config.chunk_blocks:
+        raise ConfigError(f"tiers.chunk_blocks={config.chunk_blocks}: tiers.host.gib has room for {num_host_blocks}")
     return Tiers(num_host_blocks, config.host.gb_per_s, config.disk.gb_per_s, store, offload)
 
 
