@@ -98,12 +98,14 @@ class HostCache:
 
     def _choose(self, count: int, spared: abc.Container[int]) -> list[int] | None:
         chosen = []
-        for chunk in self._recency.idle():
+        idle = self._recency.idle()
+        for chunk in idle:
             if not self._readers[chunk] and chunk not in spared:
                 chosen.append(chunk)
                 if len(chosen) == count:
-                    return chosen
-        return None
+                    break
+        idle.close()
+        return chosen if len(chosen) == count else None
 
     def check_integrity(self) -> None:
         """Prove that no place is lost or held twice; raises AssertionError."""

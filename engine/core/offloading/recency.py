@@ -6,6 +6,7 @@ A chunk is *idle* while no transfer reads or writes it; only idle chunks are evi
 from __future__ import annotations
 
 from collections import OrderedDict, abc
+from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
 
 from engine.core.sequence import Sequence
@@ -34,7 +35,7 @@ class Recency(Protocol):
     def end(self, sequence: Sequence) -> None:
         """`sequence` asks for nothing any more."""
 
-    def idle(self) -> abc.Iterator[int]:
+    def idle(self) -> abc.Generator[int]:
         """The idle chunks and possibly others, the one that is evicted first in front."""
 
     def remove(self, chunk: int) -> None: ...
@@ -62,8 +63,8 @@ class StoredOrder:
 
     def end(self, sequence: Sequence) -> None: ...
 
-    def idle(self) -> abc.Iterator[int]:
-        return iter(self._chunks)
+    def idle(self) -> abc.Generator[int]:
+        yield from self._chunks
 
     def remove(self, chunk: int) -> None:
         del self._chunks[chunk]
@@ -88,13 +89,14 @@ class RequestOrder:
     """
 
     def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], int]] = []  # of places and chunks, those that were left among them
         self._places: dict[int, tuple[int, int]] = {}
         self._place_of: dict[Sequence, int] = {}
         self._asked: dict[Sequence, dict[int, int]] = {}
         self._num_places = 0
 
     def insert(self, chunk: int, sequence: Sequence, position: int) -> None:
-        self._places[chunk] = (self._place(sequence), -position)
+        self._put(chunk, self._place(sequence), -position)
 
     def become_idle(self, chunk: int) -> None: ...
 
@@ -111,18 +113,35 @@ class RequestOrder:
         place = self._place(sequence)
         for chunk, position in new.items():
             if chunk in self._places and self._places[chunk] < (place, -position):
-                self._places[chunk] = (place, -position)
+                self._put(chunk, place, -position)
 
     def end(self, sequence: Sequence) -> None:
         asked = self._asked.pop(sequence, {})
         for chunk in sorted(asked, key=asked.__getitem__, reverse=True):
             if chunk in self._places:
                 self._num_places += 1
-                self._places[chunk] = (self._num_places, 0)
+                self._put(chunk, self._num_places, 0)
         self._place_of.pop(sequence, None)
 
-    def idle(self) -> abc.Iterator[int]:
-        return iter(sorted(self._places, key=self._places.__getitem__))
+    def idle(self) -> abc.Generator[int]:
+        passed = []
+        heap, places = self._heap, self._places
+        try:
+            while heap:
+                place, chunk = heappop(heap)
+                if places.get(chunk) == place:
+                    passed.append((place, chunk))
+                    yield chunk
+        finally:  # who asks may evict them, or not
+            for entry in passed:
+                heappush(heap, entry)
+
+    def _put(self, chunk: int, place: int, position: int) -> None:
+        self._places[chunk] = (place, position)
+        heappush(self._heap, ((place, position), chunk))
+        if len(self._heap) > 2 * len(self._places) + 64:
+            self._heap = [(place, chunk) for chunk, place in self._places.items()]
+            heapify(self._heap)
 
     def remove(self, chunk: int) -> None:
         del self._places[chunk]

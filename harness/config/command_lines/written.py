@@ -32,7 +32,7 @@ def without_flag(tool: str, config: RunConfig, fixed: Mapping[str, Any], given: 
         missing["engine.kv_cache_dtype"] = config.engine.kv_cache_dtype
     if not isinstance(config.allocator, PagedAllocator):
         missing["allocator.kind"] = config.allocator.kind
-    if config.tiers.host.gib:
+    if config.tiers.host.gib and not (tool == "vLLM" and config.tiers.rule == "vllm"):
         missing["tiers.host.gib"] = config.tiers.host.gib
     if config.tiers.store.gib:
         missing["tiers.store.gib"] = config.tiers.store.gib

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from harness.config.command_lines.vllm.import_line import overrides as overrides
+from harness.config.command_lines.vllm.offloading import offloading_words
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
@@ -39,6 +40,7 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, hand_over: t
         connector, role = hand_over
         side = "kv_both" if connector == "NixlConnector" else _SIDES[role]
         words += ["--kv-transfer-config", json.dumps({"kv_connector": connector, "kv_role": side})]
+    words += offloading_words(config.tiers)
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
     return line_of(words, _comments(config))

@@ -9,6 +9,7 @@ from typing import Any
 from harness.errors import ConfigError
 
 TRANSFER = "--kv-transfer-config"
+OFFLOADING = "OffloadingConnector"
 CONNECTORS: Mapping[str, bool] = {"": False, "NixlConnector": False, "P2pNcclConnector": True}
 """Of servers that hand KV over, and "" for others: whether it is sent layer by layer."""
 _RANKS, _STAGES, _EXPERTS = "--data-parallel-size", "--pipeline-parallel-size", "--enable-expert-parallel"
@@ -60,8 +61,8 @@ def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[st
 
 
 def side_of(values: Mapping[str, str]) -> tuple[str, str]:
-    """The connector by which a server hands KV over, "" without one, and its role: "serve" without one, "" where it may
-    be both.
+    """The connector by which a server hands KV over to others, "" without one, and its role: "serve" without one, ""
+    where it may be both.
 
     Raises:
         ConfigError: KV moves in a way that is not simulated.
@@ -73,6 +74,8 @@ def side_of(values: Mapping[str, str]) -> tuple[str, str]:
         connector, role = config.get("kv_connector"), config.get("kv_role")
     except (ValueError, AttributeError, RecursionError):
         raise ConfigError(f"{TRANSFER}: no JSON object") from None
+    if connector == OFFLOADING:
+        return "", "serve"
     if not connector or connector not in CONNECTORS:
         raise ConfigError(
             f"{TRANSFER}: kv_connector {str(connector)[:40]!r} is not simulated, and it changes what is "
