@@ -110,7 +110,6 @@ def _point(measured: dict[str, Any], kernels: str, cost: str, sharegpt: Path) ->
     if engine == "vLLM" and version:
         overrides.append(f"engine.vllm_version={version}")
     if engine == "SGLang":
-        overrides.append("frontend=none")
         overrides += [f"cost.profile={kernels}"] if kernels else []
     clients = measured["max_concurrency"] and int(measured["max_concurrency"])
     settings = _SETTINGS.get(measured["page"], ())

@@ -78,7 +78,7 @@ def of_sglang(server: PublicServer, kernels: str) -> PublicServer:
     command = f"python -m sglang.launch_server --model-path {server.model_path} {mixed}"
     given = ("model", "tensor_parallel_size", "max_num_seqs")
     more = dict(each.split("=", 1) for each in translate(command, given).overrides)
-    more |= {"scheduler.options.ignore_eos": "true", "frontend": "none"}
+    more |= {"scheduler.options.ignore_eos": "true"}
     why = "SGLang's defaults" + (
         ", likely aiconfigurator's client" + (" and generator" if mixed else "") if is_own else ""
     )
@@ -99,7 +99,7 @@ def of_trtllm(server: PublicServer, kernels: str) -> PublicServer:
     if server.length_ratio != 1:
         return server._replace(more=more, has_front_end=True)
     return server._replace(
-        more={**more, "frontend": "none"},
+        more=more,
         kv_cache_dtype="auto" if server.quantization == "none" else "fp8",
         gpu_memory_utilization=0.8,
         why="likely aiconfigurator's generator and client",

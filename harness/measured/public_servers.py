@@ -64,7 +64,7 @@ class PublicServer(NamedTuple):
         gpu_memory_utilization: None takes the default of the version.
         max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
         length_ratio: shortest length that the client sends, as a share of the longest.
-        has_front_end: whether clients reached vLLM's own API server, at its endpoint of completions.
+        has_front_end: whether clients reached vLLM's own API server, at its endpoint of completions, or another.
         excluded: why no row of this server can be right; such rows are shown and left out of the totals of the page.
         more: keys of the configuration that replace those of a server of vLLM.
     """
@@ -106,7 +106,7 @@ class PublicServer(NamedTuple):
             "engine.kv_cache_dtype": self.kv_cache_dtype,
             "engine.vllm_version": self.vllm_version,
             "scheduler": "vllm",
-            "frontend": "vllm" if self.has_front_end else "none",
+            "frontend": "vllm" if self.has_front_end else "http",
             **({"frontend.endpoint": "completions"} if self.has_front_end else {}),
             **({} if self.is_async is None else {"scheduler.async_scheduling": str(self.is_async).lower()}),
             **({"cost.profile": f"auto+{self.kernels}"} if self.kernels else {}),

@@ -33,3 +33,8 @@ class FrontEndTimes(NamedTuple):
             latency_ns=self.latency_ns if latency is None else round(1e6 * latency),
             prompt_token_ns=self.prompt_token_ns if token is None else 1e3 * token,
         )
+
+
+# The way from a client to a server on one machine, 1.3 ms in the mean between our own two (experiments/three_worlds.py
+# on two Intel Xeon cores, 2026-11-27). However short: who answers a step's tokens with a request misses the next step.
+ROUND_TRIP = FrontEndTimes(latency_ns=1_300_000, spread=0.5)

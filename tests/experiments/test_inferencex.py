@@ -63,7 +63,7 @@ def test_servers_of_sglang_have_its_scheduler_its_kernels_and_mixed_chunks_by_wh
     }
     assert [each.get("scheduler.options.enable_mixed_chunk") for each in made.values()] == [None, "true", None]
     for each in made.values():
-        assert (each["scheduler"], each["frontend"]) == ("sglang", "none")
+        assert (each["scheduler"], each["frontend"]) == ("sglang", "http")
         assert each["cost.profile"] == "aiconfigurator:/systems:h200_sxm/sglang/0.5.14"
 
 

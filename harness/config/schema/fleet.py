@@ -86,16 +86,17 @@ class FrontEndConfig(ConfigModel):
     """What requests cost before an engine sees them; in simulation only.
 
     Attributes:
-        kind: none, clients call the engine; vllm, its API server, by the version of vLLM.
+        kind: none, clients call the engine; http, a server of which only the way to it is known; vllm, its API server,
+            by the version of vLLM.
         endpoint: chat, which renders a template; or completions.
-        request_ms: work of the process for each request; null takes that of the version, and so on.
+        request_ms: work of the process for each request; null takes that of the kind, and so on.
         prompt_token_us: the same for each token of a prompt.
         latency_ms: mean time from client to engine beside that work.
         latency_spread: of it; 0.5 for 0.5 to 1.5 times the mean, all as likely.
         processes: of each server, as --api-server-count.
     """
 
-    kind: Literal["none", "vllm"] = "none"
+    kind: Literal["none", "http", "vllm"] = "none"
     endpoint: Literal["chat", "completions"] = "chat"
     request_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     prompt_token_us: Annotated[float, Field(ge=0, le=60_000)] | None = None

@@ -31,7 +31,7 @@ from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
 from simulator.table import table_of
-from simulator.versions.front_end_times import FrontEndTimes
+from simulator.versions.front_end_times import ROUND_TRIP, FrontEndTimes
 from simulator.versions.vllm_versions import KERNELS, OWN_CHOICES, VllmVersion, vllm_front_end, vllm_version
 
 _NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
@@ -102,13 +102,15 @@ def version_of(config: RunConfig) -> VllmVersion:
 
 
 def _front_end(config: RunConfig) -> FrontEndTimes | None:
-    """What requests cost before the engine: as given, and else as of the version of vLLM."""
+    """What requests cost before the engine: as given, and else as of the kind and the version of vLLM."""
     given = config.frontend
     if given.kind == "none":
         return None
-    assert isinstance(config.engine, SimEngine)
-    renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
-    found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
+    found = ROUND_TRIP
+    if given.kind == "vllm":
+        assert isinstance(config.engine, SimEngine)
+        renders = given.endpoint == "chat" and "gpt-oss" not in config.model.name.lower()  # which has no template
+        found = vllm_front_end(config.engine.vllm_version, renders_template=renders)
     times: dict[str, Any] = {
         "request_ns": given.request_ms and round(1e6 * given.request_ms),
         "prompt_token_ns": given.prompt_token_us and 1e3 * given.prompt_token_us,

@@ -86,7 +86,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes.append(f"SGLang {version}: predicted as {SGLANG.release}, whose rules and defaults are known")
     known = KnownModels(folders)
     made: dict[str, Any] = {} if "model" in given else known.named(line.model or values.get("--model-path"))
-    made |= {"scheduler": "sglang"}
+    made |= {"scheduler": "sglang", "frontend": "http"}
     made |= _numbers(values, notes)
     made |= formats(values, made, _KV_DTYPES, _QUANTIZATIONS)
     made |= _scheduler(values)

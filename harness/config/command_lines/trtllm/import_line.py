@@ -107,7 +107,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     if path := values.pop("config", None):
         values |= _file(path, _written(path, command), notes)
     made: dict[str, Any] = {} if "model" in given else KnownModels(folders).named(line.model)
-    made |= {"scheduler": "trtllm", "frontend": "none"} | _numbers(values) | _rules(values)
+    made |= {"scheduler": "trtllm", "frontend": "http"} | _numbers(values) | _rules(values)
     if "engine" not in given:
         made |= {"engine.memory_account": "trtllm"}
         kv_dtype = chosen("kv_cache_config.dtype", str(values.pop("kv_cache_config.dtype", "auto")), _KV_DTYPES)
