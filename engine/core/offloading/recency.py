@@ -124,14 +124,15 @@ class RequestOrder:
         self._place_of.pop(sequence, None)
 
     def idle(self) -> abc.Generator[int]:
-        passed = []
+        passed: list[tuple[tuple[int, int], int]] = []
         heap, places = self._heap, self._places
         try:
             while heap:
-                place, chunk = heappop(heap)
-                if places.get(chunk) == place:
-                    passed.append((place, chunk))
-                    yield chunk
+                entry = heappop(heap)
+                is_current = places.get(entry[1]) == entry[0]
+                if is_current and (not passed or passed[-1] != entry):  # it was evicted and stored again at its place
+                    passed.append(entry)
+                    yield entry[1]
         finally:  # who asks may evict them, or not
             for entry in passed:
                 heappush(heap, entry)
