@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.vllm.import_line import translate
-from harness.config.command_lines.vllm.serve_line import overrides
+from harness.config.command_lines.vllm.serve_line import overrides, serve_command
 from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError, TwinServeError
 from harness.measured import load_measured
@@ -137,3 +138,20 @@ def test_command_lines_are_read_as_people_paste_them(command: str, version: str 
     assert isinstance(made.engine, SimEngine)
     assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
     assert [note for note in found.notes if "--swap-space" in note and "of earlier versions" in note]
+
+
+def test_kv_in_host_memory_is_read_and_written() -> None:
+    extra = {"cpu_bytes_to_use": 2**31, "block_size": 64, "eviction_policy": "lru"}
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    for flags, gib, chunk in (
+        ("--kv-offloading-size 20 --kv-offloading-backend native", 20, 1),
+        (f"--kv-transfer-config '{json.dumps(connector)}'", 2, 4),
+    ):
+        found = config(*overrides(f"vllm serve Qwen/Qwen3-8B {flags}"))
+        assert (found.tiers.rule, found.tiers.host.gib, found.tiers.chunk_blocks) == ("vllm", gib, chunk)
+        line = serve_command(found)
+        assert "not in vLLM" not in line
+        assert config(*overrides(line)).tiers == found.tiers
+    extra["eviction_policy"] = "arc"
+    with pytest.raises(ConfigError, match="eviction_policy: not simulated"):
+        overrides(f"vllm serve Qwen/Qwen3-8B --kv-transfer-config '{json.dumps(connector)}'")
