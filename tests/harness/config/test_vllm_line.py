@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.vllm.import_line import translate
-from harness.config.command_lines.vllm.serve_line import overrides, serve_command
+from harness.config.command_lines.vllm.offloading import offloading_words
+from harness.config.command_lines.vllm.serve_line import overrides
+from harness.config.schema.tiers import TiersConfig
 from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError, TwinServeError
 from harness.measured import load_measured
@@ -144,14 +147,14 @@ def test_kv_in_host_memory_is_read_and_written() -> None:
     extra = {"cpu_bytes_to_use": 2**31, "block_size": 64, "eviction_policy": "lru"}
     connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     for flags, gib, chunk in (
-        ("--kv-offloading-size 20 --kv-offloading-backend native", 20, 1),
-        (f"--kv-transfer-config '{json.dumps(connector)}'", 2, 4),
+        (("--kv-offloading-size", 20, "--kv-offloading-backend", "native"), 20, 1),
+        (("--kv-transfer-config", json.dumps(connector)), 2, 4),
     ):
-        found = config(*overrides(f"vllm serve Qwen/Qwen3-8B {flags}"))
-        assert (found.tiers.rule, found.tiers.host.gib, found.tiers.chunk_blocks) == ("vllm", gib, chunk)
-        line = serve_command(found)
-        assert "not in vLLM" not in line
-        assert config(*overrides(line)).tiers == found.tiers
+        wanted = {"tiers=vllm", f"tiers.host.gib={gib}.0", *([f"tiers.chunk_blocks={chunk}"] if chunk > 1 else [])}
+        written = offloading_words(TiersConfig(offload=True, rule="vllm", chunk_blocks=chunk, host={"gib": gib}))
+        for words in (flags, written):
+            found = translate(f"{SERVE} {shlex.join(map(str, words))}").overrides
+            assert {each for each in found if each.startswith("tiers")} == wanted
     extra["eviction_policy"] = "arc"
     with pytest.raises(ConfigError, match="eviction_policy: not simulated"):
-        overrides(f"vllm serve Qwen/Qwen3-8B --kv-transfer-config '{json.dumps(connector)}'")
+        translate(f"{SERVE} --kv-transfer-config '{json.dumps(connector)}'")
