@@ -13,7 +13,7 @@ from harness.config.command_lines.importing import expand
 from harness.config.command_lines.vllm.import_line import translate
 from harness.config.command_lines.vllm.offloading import offloading_words
 from harness.config.command_lines.vllm.serve_line import overrides
-from harness.config.schema.tiers import TiersConfig
+from harness.config.schema.tiers import HostTierConfig, TiersConfig
 from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError, TwinServeError
 from harness.measured import load_measured
@@ -151,7 +151,9 @@ def test_kv_in_host_memory_is_read_and_written() -> None:
         (("--kv-transfer-config", json.dumps(connector)), 2, 4),
     ):
         wanted = {"tiers=vllm", f"tiers.host.gib={gib}.0", *([f"tiers.chunk_blocks={chunk}"] if chunk > 1 else [])}
-        written = offloading_words(TiersConfig(offload=True, rule="vllm", chunk_blocks=chunk, host={"gib": gib}))
+        written = offloading_words(
+            TiersConfig(offload=True, rule="vllm", chunk_blocks=chunk, host=HostTierConfig(gib=gib))
+        )
         for words in (flags, written):
             found = translate(f"{SERVE} {shlex.join(map(str, words))}").overrides
             assert {each for each in found if each.startswith("tiers")} == wanted
