@@ -176,16 +176,17 @@ class Connector:
         self._ended, self._gave_way = self._gave_way, {}
 
     def _end_sequences(self, hashes_of: abc.Callable[[Sequence, int], list[int]]) -> None:
-        for sequence, num_tokens in sorted(self._ended.items(), key=lambda each: each[0].request.order):
+        ended = sorted(self._ended.items(), key=lambda each: each[0].request.order)
+        for sequence, num_tokens in ended if self.rules.at_end != "nothing" else ():
+            hashes = hashes_of(sequence, num_tokens // self._block_size)
+            job = self._store(sequence, self._states[sequence].table, hashes, num_tokens)
+            if job is not None:
+                self._flush_reused(job)
+        for sequence, _ in ended:
+            self.cache.end(sequence)
             state = self._states[sequence]
             state.is_told = True
             self._told.append(sequence)
-            if self.rules.at_end != "nothing":
-                hashes = hashes_of(sequence, num_tokens // self._block_size)
-                job = self._store(sequence, state.table, hashes, num_tokens)
-                if job is not None:
-                    self._flush_reused(job)
-                self.cache.end(sequence)
             self._forget(sequence, state)
 
     def _store(self, sequence: Sequence, table: list[int], hashes: list[int], num_tokens: int) -> Job | None:
