@@ -76,7 +76,9 @@ class VllmEngine:
             self._account(*self._in_flight)
             step.preempted -= self._in_flight[1].finished
         self._record_state(step)
-        goes_on = self._workers is not None and (self._scheduler.requests or not self._workers.is_idle)
+        goes_on = self._workers is not None and (
+            self._scheduler.requests or not self._workers.is_idle or self._workers.transfers(output)
+        )
         self._in_flight = (output, step) if output.num_scheduled_tokens or goes_on else None
 
     def _step(self, output: Any, starts: dict[str, int]) -> Step:
