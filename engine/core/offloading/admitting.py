@@ -76,6 +76,6 @@ def _load(planner: StepPlanner, connector: Connector, sequence: Sequence, match:
     blocks.admit(sequence, match, num_local + num_loaded)
     sequence.set_computed(num_local + num_loaded)
     if not sequence.num_preemptions:
-        sequence.cached_by_tier = {HOST: num_loaded}
+        sequence.cached_by_tier = {HOST: min(num_loaded, sequence.num_tokens - 1 - num_local)}
     hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
     connector.begin_load(sequence, hashes, num_local)
