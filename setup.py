@@ -30,8 +30,11 @@ COMPILED = [
         Path(f"simulator/{name}.py")
         for name in ("arrivals", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
     ),
-    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "shared", "timetable")),
-    *(Path(f"harness/{name}.py") for name in ("record/plan_log", "record/request_row", "workload/content")),
+    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "phases", "shared", "timetable")),
+    *(
+        Path(f"harness/{name}.py")
+        for name in ("record/plan_log", "record/request_row", "record/transfer_log", "workload/content")
+    ),
 ]
 
 

@@ -12,6 +12,8 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -43,6 +45,15 @@ _FLOAT = "tag:yaml.org,2002:float"
 
 class DocumentError(ValueError):
     """A file cannot be read as JSON or YAML. The message is one line without the path."""
+
+
+@contextmanager
+def errors_as(kind: type[Exception], where: object) -> Iterator[None]:
+    """Errors of a document as errors of another kind, whose message begins with where it stands."""
+    try:
+        yield
+    except DocumentError as error:
+        raise kind(f"{where}: {error}") from None
 
 
 def user_path(name: str) -> Path:

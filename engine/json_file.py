@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import documents
-from engine.documents import DocumentError
+from engine.documents import errors_as
 
 _MOST_BYTES = 64 << 20  # the index of a model with 100,000 tensors has 10 MB
 _SHORT = reprlib.Repr()
@@ -23,10 +23,8 @@ class ModelError(ValueError):
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises ModelError if there is none, or the file is larger than 64 MiB."""
-    try:
+    with errors_as(ModelError, path):
         data = documents.read_json(path, numbers="any", max_bytes=_MOST_BYTES)
-    except DocumentError as error:
-        raise ModelError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path}: not a JSON object")
     return data

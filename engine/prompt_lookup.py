@@ -1,4 +1,5 @@
-"""Speculative decoding by prompt lookup: what followed the last tokens earlier in a sequence is expected again.
+"""Speculative decoding by prompt lookup: drafts are the tokens that followed an earlier
+occurrence of a sequence's last tokens.
 
 Each step verifies a sequence's drafts: it computes its last known token and all drafts, and samples from the logits of
 each with the noise of its position, as plain decoding does. Drafts are accepted as long as they equal the sampled
@@ -80,7 +81,7 @@ class Drafter:
         self._lookups: dict[Sequence, _Lookup] = {}
 
     def propose(self, sequences: abc.Iterable[Sequence]) -> dict[Sequence, list[int]]:
-        """The drafts of those of `sequences` that have any: no more than a step may verify and the end allows."""
+        """Drafts by sequence, for those that have any: at most as many as a step verifies before the sequence ends."""
         drafts = {}
         for sequence in sequences:
             limit = min(self._options.num_speculative_tokens, sequence.end_length - 1 - sequence.num_tokens)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from experiments import ROOT, composed
 from harness.config import RunConfig
-from harness.engines.resolving.shapes import device_rates, model_shape
+from harness.engines.resolving.system import device_rates, model_shape
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST
@@ -127,7 +127,7 @@ def _of_any_model(sources: Sources, kernel: str, model: Model, ranks: int, devic
 
 def _combinations(models: list[RunConfig], device: Device) -> Iterator[tuple[Model, int]]:
     for config in models:
-        if config.model.dtype_bytes != 2:
+        if config.model.dtype == "float32":
             continue
         for variant in _variants(model_shape(config.model, config.weight_format, "auto")):
             for ranks in RANKS:

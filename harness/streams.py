@@ -1,4 +1,4 @@
-"""stdout and stderr that never stop the program: results must be written, whoever reads what is printed.
+"""stdout and stderr that never stop the program: results are written even if nobody can read what is printed.
 
 Characters that a terminal lacks are replaced, and what is printed for a reader who has gone, such as `head`, is lost.
 """

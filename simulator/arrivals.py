@@ -58,3 +58,17 @@ class OpenLoop:
 
     def on_finish(self, row: int, now_ns: int) -> None:
         pass
+
+
+class Source:
+    """Where a replica fetches requests from; as it stands, of one to which they are brought when they arrive.
+
+    Attributes:
+        next_ns: no request comes before this time, unless one that runs now ends; NEVER where none does.
+    """
+
+    def __init__(self) -> None:
+        self.next_ns = NEVER
+
+    def dispatch(self, until_ns: int) -> None:
+        """Submit all requests that arrive up to `until_ns`."""

@@ -101,6 +101,7 @@ RANGES = {
     "seed": Range(0, (1 << 63) - 1, is_whole=True),
     # constants of cost models
     "step_overhead_us": _OVERHEAD_S.scaled(1e6),
+    "sequence_overhead_us": _OVERHEAD_S.scaled(1e6),
     "prefill_layer_us": _OVERHEAD_S.scaled(1e6),
     "mixing_factor": Range(0.0, 10.0),
     "kernel_factor": Range(1e-3, 1e3),

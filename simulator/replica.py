@@ -11,16 +11,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.plan import StepOutcome, StepPlan
+from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
-from simulator.arrivals import NEVER
+from simulator.arrivals import NEVER, Source
 from simulator.costs.cost import FEW_STEPS, CostModel
+from simulator.observer import Observer
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
@@ -34,34 +34,6 @@ Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 class ImplausibleStepError(ValueError):
     """The cost model prices a step beyond all reason, as happens when a rate is given in other units."""
-
-
-class Observer(Protocol):
-    """Sees all that happens to a server, whichever engine serves it."""
-
-    def on_refused(self, request: Request, reason: str) -> None: ...
-
-    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
-        """A plan that runs next waits for its transfers first; not called of a plan without any."""
-
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
-        """A plan ran from `start_ns` on; one duration per step, a bare number for a single one."""
-
-    def on_commit(self, outcome: StepOutcome) -> None: ...
-
-
-class Source:
-    """Where a replica fetches requests from; as it stands, of one to which they are brought when they arrive.
-
-    Attributes:
-        next_ns: no request comes before this time, unless one that runs now ends; NEVER where none does.
-    """
-
-    def __init__(self) -> None:
-        self.next_ns = NEVER
-
-    def dispatch(self, until_ns: int) -> None:
-        """Submit all requests that arrive up to `until_ns`."""
 
 
 class Replica:

@@ -18,11 +18,13 @@ from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.ranks import RankCost, by_profile, by_rates
 from simulator.costs.roofline import RooflineCost
-from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
+from simulator.costs.stage import LayerCost, StageCost
 from simulator.drivers.lockstep import Ranks
 from simulator.fleets.fleet_system import ServerPool
 from simulator.fleets.handover import Network, Port
-from simulator.replica import Observer, Replica
+from simulator.models.model import layers_of_stages
+from simulator.observer import Observer
+from simulator.replica import Replica
 from simulator.system import System
 from simulator.transfers import NoTransfers, TransferEngine
 

@@ -89,20 +89,16 @@ class StoreLink:
 class TierLinks:
     """The links of one device to its host, and of the host to a disk, each with a queue for each direction.
 
-    What leaves the device is copied before the step, which may overwrite it. What comes to a parked sequence is copied
-    beside the steps, one sequence after the other, when what leaves the device with the same plan is copied; a step
-    waits for what comes to others. Blocks on their way between disk and device pass through buffers on the host: they
-    go on as they come, and a block that gives way on the host waits there for the disk.
+    What leaves the device is copied before the step, which may overwrite it. Loads for a parked sequence run beside the
+    steps, one sequence after the other, once what leaves the device with the same plan is copied; loads for sequences
+    that are not parked delay the step. Blocks pass through buffers on the host between disk and device: each is sent on
+    as it comes, and a block that gives way on the host waits in such a buffer for the disk.
 
     Args:
         block_bytes: of a block, as the device has it.
         disk: the link to and the link from the disk, None without one.
         store: the link to a store that servers share, None without one. What is saved there passes through buffers on
             the host, so that steps do not wait for it.
-
-    Attributes:
-        step_wait_ns: how long steps have waited for transfers.
-        parked_ns: how long sequences were parked, in sum.
     """
 
     def __init__(
@@ -120,8 +116,6 @@ class TierLinks:
         self._parked: list[tuple[int, int, Sequence]] = []  # a heap by the time when they are ready
         self._num_parked = 0
         self.next_ns = NEVER
-        self.step_wait_ns = 0
-        self.parked_ns = 0
 
     def start(self, plan: StepPlan, now_ns: int) -> int:
         num_out = 0
@@ -147,7 +141,6 @@ class TierLinks:
             loads = self._park(sequence, loads, now_ns, out_at)
         if loads:
             there_at = self._load(loads, out_at)
-        self.step_wait_ns += there_at - now_ns
         return there_at - now_ns
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
@@ -169,7 +162,6 @@ class TierLinks:
         self._arrivals.update((load.target, ready_at) for load in mine)
         heapq.heappush(self._parked, (ready_at, self._num_parked, sequence))
         self._num_parked += 1
-        self.parked_ns += ready_at - now_ns
         self._set_next()
         return [load for load in loads if load.target not in table] if len(mine) < len(loads) else []
 

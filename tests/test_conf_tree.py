@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, parse
-from harness.engines.resolving.shapes import model_shape
+from harness.engines.resolving.system import model_shape
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, composed
 from tests.simulator.builders import num_float32
@@ -241,7 +241,7 @@ def test_model_shapes_add_up_to_the_published_number_of_weights(name: str) -> No
     model = with_option(f"model/{name}").model
     assert count_weights(model) == WEIGHTS[name]
     shape = model_shape(model, "none", "auto")
-    assert shape.weight_bytes() / model.dtype_bytes == pytest.approx(WEIGHTS[name], rel=5e-4)  # without biases
+    assert shape.weight_bytes() / shape.dtype_bytes == pytest.approx(WEIGHTS[name], rel=5e-4)  # without biases
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,4 +1,4 @@
-"""Calls that share one engine: whoever waits for tokens runs the engine's next step, and all get the tokens of theirs.
+"""Calls that share one engine: a call that waits for tokens runs the engine's next step, for all calls.
 
 A step that fails, or is interrupted by Ctrl-C, leaves the engine in an unknown state. The engine then forgets all
 requests, and its prefix cache too, which may name blocks whose KV was never computed.

@@ -1,4 +1,4 @@
-"""From the tokens that a plan sampled to the sequences they belong to: where they end, and their log probabilities."""
+"""Appends the tokens that a plan sampled to their sequences, and finds which of them end, and log probabilities."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NewTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class _Ends:
-    """What ends the sequences of a request: any of `tokens`, which hold `eos`, and what `check` says."""
+    """The stop conditions of a request: `tokens`, `eos` among them, and the stop strings that `check` finds."""
 
     tokens: frozenset[int]
     eos: frozenset[int]

@@ -32,7 +32,7 @@ class Flight:
         late: sequences whose end was not foreseen: they decode on until the plan is committed.
         victims: decoding sequences that got a token with it and were preempted before it was committed.
         drafts: how many tokens were drafted and accepted.
-        padded: sequences admitted with padding, as if drafts of theirs were under way.
+        padded: sequences admitted with padding, as if their drafts were under way.
         members: with a connector, the sequences that it computes something of.
         freed: those of them that ended before it has run, and hold their blocks until then.
     """

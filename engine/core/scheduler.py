@@ -147,7 +147,7 @@ class Scheduler:
         return self._refusal.limit(request)
 
     def abort(self, request_id: int) -> Request:
-        """Take a request out. A plan that is under way still computes its tokens, which nobody gets.
+        """Take a request out. A plan that is under way still computes its tokens, which are dropped.
 
         Raises:
             KeyError: no such request is waiting or running.

@@ -12,7 +12,7 @@ _ONLINE_BLOCK = (128, 128)  # of weights that are quantised as they are loaded
 _BLOCK_SIZES = (32, 64, 128, 256, 512)
 # Ends of the names of modules that stay in the model's dtype here, too; `.gate` is the router of experts.
 _NEVER_QUANTIZED = ("lm_head", ".gate", "embed_tokens", "norm", "layernorm")
-_ENDS_OF_PATTERNS = "$*"  # compared without them: re:.*mlp.gate$
+_ENDS_OF_PATTERNS = "$*"  # stripped before names are compared, as of the pattern re:.*mlp.gate$
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Fp8Weights:
 
 
 def chosen(own: Fp8Weights | None, wanted: Quantized | None, *, is_random: bool) -> Fp8Weights | None:
-    """The weights of an engine that asks for the format `wanted` of a checkpoint with weights `own`.
+    """The float8 weights of an engine that asks for the format `wanted`, where the checkpoint has `own`.
 
     None takes the checkpoint's. Random weights are quantised like those of a checkpoint that is not quantised.
 

@@ -22,7 +22,7 @@ from engine.server.streaming import Answering
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _DISCONNECTED = 499  # of nginx: the client has gone
 _CONNECTION = "twinserve.connection"  # in a scope: what uvicorn sends an answer with
-_RECEIVED = "twinserve.received_ns"  # in a scope: when the call came
+RECEIVED = "twinserve.received_ns"  # in a scope: when the call came, where the server in front says it
 
 
 def make_app(backend: Backend, max_waiting: int | None = None) -> ASGIApp:
@@ -43,7 +43,7 @@ def make_app(backend: Backend, max_waiting: int | None = None) -> ASGIApp:
     )
 
     async def told_of_connection(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_RECEIVED] = time.monotonic_ns()
+        scope.setdefault(RECEIVED, time.monotonic_ns())
         scope[_CONNECTION] = getattr(send, "__self__", None)  # of uvicorn; others have none
         await app(scope, receive, send)
 
@@ -95,7 +95,7 @@ class _Server:
         asked = read(body := await _body(request), backend)
         if self._max_waiting is not None and backend.tally.num_waiting >= self._max_waiting:
             raise BadRequestError("The engine is currently overloaded", status=503, kind="overloaded_error")
-        channel = Channel(request.scope[_RECEIVED])
+        channel = Channel(request.scope[RECEIVED])
         try:
             session = session_of(request.headers.get("x-session-id"), body)
             opened = await backend.open(asked.prompts, asked.params, channel, asked.priority, session)

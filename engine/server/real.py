@@ -165,6 +165,11 @@ class RealBackend:
                 self._tell(call.channel.fail, error)
             self._calls.clear()
             return
+        begun = {call for call, _ in streams if call.sent}
+        self._hand_out([each for each in streams if each[0] not in begun])  # first tokens wait for nobody else's text
+        self._hand_out([each for each in streams if each[0] in begun])
+
+    def _hand_out(self, streams: list[tuple[_Call, Stream]]) -> None:
         news: list[tuple[Channel, list[Delta], int]] = []
         for call, stream in streams:
             try:

@@ -3,7 +3,7 @@
 274 of 1,602 such rows tell how many servers there were and on how many GPUs each, and 267 of these, in their id, with
 how many clients. A row is a pool of servers for prompts and one for decodes, each with its own tensor parallelism,
 data-parallel ranks and whole experts. Nothing is fitted. Seats and tokens of a step are those of the recipe by which
-the row was run (`experiments.inferencex.recipes`), and so are the ranks of vLLM's servers, which the file leaves out;
+the row was run (`recipes.csv`), and so are the ranks of vLLM's servers, which the file leaves out;
 where no recipe is known, they are vLLM's defaults. Requests are spread as by the frontends of Dynamo that the recipe
 starts, or by one (`experiments.inferencex.frontends`). The network has 400 Gbit/s for each GPU. All have the scheduler
 of vLLM; SGLang's and TensorRT-LLM's are simulated so, too, the latter with the times of its kernels; SGLang's were not

@@ -13,7 +13,7 @@ from simulator.models.kv_pool import GIB, KVPool
 from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
-from simulator.profile.graph_sizes import count_graphs
+from simulator.versions.graph_sizes import count_graphs
 from simulator.versions.vllm_versions import vllm_version
 
 _FOLDER = Path(__file__).parent
@@ -61,12 +61,10 @@ def predicted(line: pd.Series) -> KVPool:
 def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> Model:
     """A model of shapes.yaml."""
     known = yaml.safe_load((_FOLDER / "shapes.yaml").read_text())[name]
-    is_single = dtype == "float32"
     return decoder(
         name=name,
         tie_word_embeddings=known.get("tied", False),
-        dtype="fp32" if is_single else "bf16",
-        dtype_bytes=4 if is_single else 2,
+        dtype="fp32" if dtype == "float32" else "bf16",
         kv_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
         quantization=QUANTIZATIONS[quantization],
         **dict(zip(_SIZES, known["sizes"], strict=True)),

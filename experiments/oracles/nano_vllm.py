@@ -24,7 +24,7 @@ from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request, make_c
 from experiments.oracles.comparison import Tally, difference_from_ours, report  # noqa: E402
 from experiments.oracles.nano_engine import NanoEngine  # noqa: E402
 from experiments.oracles.nano_modules import load  # noqa: E402
-from experiments.oracles.presets import as_nano_vllm  # noqa: E402
+from experiments.oracles.our_options import as_nano_vllm  # noqa: E402
 from experiments.oracles.steps import Step, run  # noqa: E402
 
 POOLS = (4000, 400, 300, 200)

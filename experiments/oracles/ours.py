@@ -1,4 +1,4 @@
-"""Runs a case through the scheduling core of this repository: the only file here that knows its interface."""
+"""Runs a case through the scheduling core of this repository."""
 
 from __future__ import annotations
 

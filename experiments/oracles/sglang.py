@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # instead of this file's folder, where `sglang` would be this file
 
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
-from experiments.oracles.presets import as_sglang  # noqa: E402
+from experiments.oracles.our_options import as_sglang  # noqa: E402
 from experiments.oracles.sglang_cases import GROUPS, SglangOptions, make_case  # noqa: E402
 from experiments.oracles.sglang_engine import SglangEngine  # noqa: E402
 from experiments.oracles.sglang_modules import VERSION, loaded  # noqa: E402

@@ -22,7 +22,7 @@ sys.path[0] = str(ROOT)  # instead of this file's folder, where `vllm` would be 
 
 from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
-from experiments.oracles.presets import as_vllm, offloading_as_vllm  # noqa: E402
+from experiments.oracles.our_options import as_vllm, offloading_as_vllm  # noqa: E402
 from experiments.oracles.steps import EndlessError, Step, run  # noqa: E402
 from experiments.oracles.vllm_balancing import BALANCING, compare_balancing  # noqa: E402
 from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402

@@ -123,7 +123,9 @@ def _check_own_cache(config: RunKeys) -> None:
         return
     most = config.max_num_batched_tokens
     wrong = {
-        f"scheduler.async_scheduling=true with engine={config.engine.kind} (set it to false)": isinstance(config.engine, RealEngineConfig)
+        f"scheduler.async_scheduling=true with engine={config.engine.kind} (set it to false)": isinstance(
+            config.engine, RealEngineConfig
+        )
         and config.scheduler.async_scheduling
         and config.scheduler.eviction == "radix",
         f"speculation={config.speculation.kind}": config.speculation.kind != "none",

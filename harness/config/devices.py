@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import errors_as, read_yaml
 from harness.config.composing.conf_tree import CONF
 from harness.config.composing.device_names import device_option
 from harness.config.schema.system import DeviceConfig
@@ -15,7 +15,5 @@ def device_named(name: str) -> DeviceConfig:
     names = sorted(path.stem for path in (CONF / "device").glob("*.yaml"))
     if (option := device_option(name, names)) is None:
         raise ConfigError(f"device={name}: no option of device{nearest(name, names)}")
-    try:
+    with errors_as(ConfigError, f"device={name}"):
         return DeviceConfig.model_validate(read_yaml(CONF / "device" / f"{option}.yaml"))
-    except DocumentError as error:
-        raise ConfigError(f"device={name}: {error}") from None

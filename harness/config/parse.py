@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from engine.documents import DocumentError, read_yaml, yaml_text
+from engine.documents import errors_as, read_yaml, yaml_text
 from harness.config.composing.pool_defaults import fill_pools
 from harness.config.explaining import explain
 from harness.config.huggingface.configs import resolve_model
@@ -65,10 +65,8 @@ def load(path: Path) -> RunConfig:
     Raises:
         ConfigError: the file cannot be read, or does not hold a configuration of this version.
     """
-    try:
+    with errors_as(ConfigError, path):
         values = read_yaml(path)
-    except DocumentError as error:
-        raise ConfigError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no configuration")
     try:

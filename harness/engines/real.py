@@ -26,7 +26,7 @@ from harness.config import ModelConfig as ConfiguredModel
 from harness.config.huggingface.configs import sizes_of
 from harness.engines.real_fleet import FleetReplay
 from harness.engines.real_replay import Intake, Replay
-from harness.engines.resolving.shapes import contiguous_rule, model_shape
+from harness.engines.resolving.system import contiguous_rule, model_shape
 from harness.errors import ConfigError, EngineError
 from harness.record.record import Record
 from harness.record.recorder import Recorder

@@ -135,8 +135,12 @@ class SimulatedEngine:
         except ImplausibleStepError as error:
             raise ConfigError(f"device={self.device_name}: {error}") from error
         if self.staffing is not None:
-            counts = [(count.time_ns * 1e-9, count.num_open, count.num_paid) for count in self.staffing.counts]
+            counts = [(count.time_ns / 1e9, count.num_open, count.num_paid) for count in self.staffing.counts]
             self.meta = {"server_counts": counts, "num_retried": len(self.staffing.retried)}
+        if self._ports:
+            sizes = [pool.system.block_bytes for pool in self._pools for _ in range(pool.num_servers)]
+            moved = sum(port.num_blocks * size for port, size in zip(self._ports, sizes, strict=True))
+            self.meta = {**self.meta, "kv_transferred_bytes": moved}
 
     def stop(self) -> None:
         self._fleet.stop()

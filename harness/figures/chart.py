@@ -60,7 +60,7 @@ class Series:
         kind: `line`; `steps` of len(x) - 1 values y between the edges x; `points`; `bars` from 0 to x at the places y;
             `band` between low and high.
         low, high: bounds of y, or of x where y has names. Of `steps` low is where the filling starts.
-        marker: of points and lines, in the letters of matplotlib: o, s, ^, D, x, or a dot. hollow: they are rings.
+        marker: of points and lines, in the letters of matplotlib: o, s, ^, D, x, or a dot. hollow: drawn as rings.
         width: of the line, in points.
         labels: a text beside each point; in a file only.
         texts: more lines of the box beside the pointer, by title; one text per value. On a page only.
@@ -84,7 +84,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A straight dashed line across a panel at a value of one axis, such as an SLO. written: its name is, in a file."""
+    """A dashed line across a panel at a value of one axis, such as an SLO; files have its name if `written`."""
 
     name: str
     axis: Side

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import errors_as, read_yaml
 from harness.errors import MeasuredRunError
 from harness.measured.records import as_number
 
@@ -27,10 +27,8 @@ def read_aggregates(path: Path) -> dict[str, Any]:
     Raises:
         MeasuredRunError: the file cannot be read, or is no such report.
     """
-    try:
+    with errors_as(MeasuredRunError, path):
         report = read_yaml(path, numbers="any")
-    except DocumentError as error:
-        raise MeasuredRunError(f"{path}: {error}") from None
     found = _at(report, "results", "request_performance", "aggregate")
     if not found:
         raise MeasuredRunError(f"{path}: no results.request_performance.aggregate, as a benchmark report of llm-d has")

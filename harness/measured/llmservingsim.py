@@ -92,8 +92,8 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
 
 
 def _told(file: Path, meta: Any) -> tuple[dict[str, Any], dict[str, int], dict[str, int]]:
-    """What meta.json tells: the settings of the engine, those given before those that it resolved; the counts of
-    `kv_cache`; and those of `hardware`.
+    """What meta.json tells: the settings of the engine, of which given ones outrank those that it resolved; the counts
+    of `kv_cache`; and those of `hardware`.
 
     Raises:
         MeasuredRunError: a part of it is no JSON object, or a count no number above 0.

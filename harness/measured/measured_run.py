@@ -99,8 +99,8 @@ def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
     """Assemble `MeasuredRun.requests` from columns with times in s from any origin and requests in any order.
 
     `arrival_time`, `first_token_time`, `finish_time`, `num_prompt_tokens` and `num_output_tokens` are required. The
-    returned rows are in order of arrival; `row` is their position in the input. A time that precedes the one before it
-    by no more than the resolution of a log's clock is that time.
+    returned rows are in order of arrival; `row` is their position in the input. A time that lies before the
+    preceding one by no more than the resolution of a log's clock is set to that one.
     """
     arrival = np.asarray(columns["arrival_time"], dtype=np.float64)
     order = np.argsort(arrival, kind="stable")

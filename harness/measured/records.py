@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine import documents
-from engine.documents import DocumentError, parse_json
+from engine.documents import DocumentError, errors_as, parse_json
 from harness.errors import MeasuredRunError
 from harness.results.tables import Floats
 from simulator.quantities import MAX_TOKENS
@@ -19,10 +19,8 @@ MAX_NUMBER = 1e15  # of a length or a time in any clock, in s; the clocks of tod
 
 def read_text(path: Path) -> str:
     """The text of a file; raises MeasuredRunError if the file is missing or empty."""
-    try:
+    with errors_as(MeasuredRunError, path):
         text = documents.read_text(path)
-    except DocumentError as error:
-        raise MeasuredRunError(f"{path}: {error}") from None
     if not text.strip():
         raise MeasuredRunError(f"{path}: the file is empty")
     return text
@@ -30,10 +28,8 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     """The JSON document in a file, whose numbers may be of any size; raises MeasuredRunError."""
-    try:
+    with errors_as(MeasuredRunError, path):
         return parse_json(read_text(path), numbers="any")
-    except DocumentError as error:
-        raise MeasuredRunError(f"{path}: {error}") from None
 
 
 def read_json_lines(path: Path) -> list[Mapping[str, Any]]:

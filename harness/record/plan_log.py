@@ -1,4 +1,7 @@
-"""What the plans of a server were, in flat integer buffers: a row of counts for each, and a duration for each step."""
+"""What the plans of a server were and whom they served, in flat integer buffers.
+
+A row of counts for each plan, a duration for each step, a row for each request. Compiled, where the core is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.plan import PlanStart, StepPlan, plan_start
+from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
+from engine.core.sequence import Request
+from harness.record.request_row import request_row
+from harness.record.transfer_log import TransferLog
 
 PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
@@ -20,22 +26,37 @@ _PACK = Struct(f"{len(PLAN_COLUMNS)}q").pack  # faster than to extend an array b
 
 
 class PlanLog:
-    """The plans of a run.
+    """The plans of a run, and the requests that ended with them.
 
     Attributes:
         num_plans: so many were added.
+        last_step: when the last plan began, and what its steps took.
         plans: `PLAN_COLUMNS` of each.
         durations: of each step, in ns.
         growth: plan, step in the plan and blocks, where blocks were taken within a plan.
         single_gaps: in ns, between two tokens of a sequence that were not those of two decode steps in a row.
+        drafts: step, context tokens, drafted and accepted tokens of decode steps with speculation.
+        requests: `REQUEST_COLUMNS` of each request that has ended, or been given up.
+        prompts: when prompts ended that are decoded elsewhere, by row.
+        transfers: what plans copied between device, host and disk.
     """
 
     def __init__(self) -> None:
+        self.last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)
+        self.prompts: dict[int, int] = {}
+        self.transfers = TransferLog()
+        self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of plans and requests."""
         self.num_plans = 0
         self.plans = array("q")
         self.durations = array("q")
         self.growth = array("q")
         self.single_gaps = array("q")
+        self.drafts = array("q")
+        self.requests = array("q")
 
     def add(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int, start: PlanStart | None) -> int:
         """Add a plan that ran from `start_ns` on; returns when its first step ended."""
@@ -70,7 +91,34 @@ class PlanLog:
             )
         )  # fmt: skip
         self.num_plans += 1
+        if plan.parked or self.transfers.parked:
+            self.transfers.note_parked(plan, start_ns)
+        if plan.work.tokens_per_decode > 1:
+            self._contexts = plan.work.contexts(plan.num_steps)
+        self.last_step = start_ns, durations_ns
         return first_end
+
+    def note_outcome(self, outcome: StepOutcome) -> int:
+        """Add what the last plan brought; returns how many requests ended with it for good."""
+        if outcome.resumed_gaps:
+            self.single_gaps.extend(outcome.resumed_gaps)
+        if outcome.drafts is not None and self._contexts is not None:
+            end = len(self.durations)
+            steps = np.arange(end - len(self._contexts), end)
+            self.drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
+        num_done = 0
+        for request in outcome.finished:
+            if request.decodes_elsewhere:
+                assert request.finish_time is not None
+                self.prompts[request.request_id] = request.finish_time
+            else:
+                self.add_request(request, 0)
+                num_done += 1
+        return num_done
+
+    def add_request(self, request: Request, status: int) -> None:
+        """Add the row of a request that has ended, or been given up."""
+        self.requests.frombytes(request_row(request, status))
 
     def keep(self, num_plans: int) -> None:
         """Remove what is there of plans after the first `num_plans`, of which the last may be half recorded."""
@@ -80,3 +128,7 @@ class PlanLog:
         del self.growth[len(self.growth) // 3 * 3 :]
         while self.growth and self.growth[-3] >= num_plans:
             del self.growth[-3:]
+        self.transfers.drop_from(num_plans)
+        del self.drafts[len(self.drafts) // 4 * 4 :]
+        while self.drafts and self.drafts[-4] >= len(self.durations):
+            del self.drafts[-4:]

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.record.plan_log import PLAN_COLUMNS, PlanLog
-from harness.record.request_row import REQUEST_COLUMNS, request_row
+from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
 from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns, table_of
-from harness.record.transfer_log import TransferLog
 from harness.results.tables import Gaps
 from simulator.table import Table
 
@@ -44,15 +43,9 @@ class Recorder:
 
     def __init__(self, *, reserves: bool = False) -> None:
         self._reserves = reserves
-        self._last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)  # its start and what it took
         self.num_done = 0
         self._log = PlanLog()
-        self._transfers = TransferLog()
-        self._requests = array("q")
-        self._drafts = array("q")
-        self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
         self.errors: dict[int, str] = {}  # why requests were refused, by row
-        self.prompts: dict[int, int] = {}  # when prompts ended that are decoded elsewhere, by row
         self.lags: dict[int, int] = {}  # how much later than intended requests were issued, by row
         self._times = array("q")
         self._spans: SpanLog | None = None
@@ -63,7 +56,7 @@ class Recorder:
 
     @property
     def now_ns(self) -> int:
-        start, durations = self._last_step
+        start, durations = self._log.last_step
         return start + (durations if isinstance(durations, int) else int(durations.sum()))
 
     # -- while the run goes on ------------------------------------------------------------------------------------
@@ -89,34 +82,20 @@ class Recorder:
     ) -> None:
         """A plan ran; `start` is what was known when it began, by default what is known now."""
         first_end = self._log.add(plan, start_ns, durations_ns, start)
-        if plan.parked or self._transfers.parked:
-            self._transfers.note_parked(plan, start_ns)
         if self._spans is not None:
             self._spans.add(plan, start_ns, first_end)
-        if plan.work.tokens_per_decode > 1:
-            self._contexts = plan.work.contexts(plan.num_steps)
-        self._last_step = start_ns, durations_ns
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
         """The plan that is recorded next waits so long for its transfers."""
-        self._transfers.add(self._log.num_plans, plan, wait_ns)
+        self._log.transfers.add(self._log.num_plans, plan, wait_ns)
 
     def on_commit(self, outcome: StepOutcome) -> None:
-        if outcome.resumed_gaps:
-            self._log.single_gaps.extend(outcome.resumed_gaps)
-        if outcome.drafts is not None and self._contexts is not None:
-            end = len(self._log.durations)
-            steps = np.arange(end - len(self._contexts), end)
-            self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
+        self.num_done += self._log.note_outcome(outcome)
         if self._spans is not None:
             self._spans.note_ended(self.now_ns)
-        for request in outcome.finished:
-            if request.decodes_elsewhere:
-                assert request.finish_time is not None
-                self.prompts[request.request_id] = request.finish_time
-                continue
-            self._add_request(request, 0)
-            self.num_done += 1
+            for request in outcome.finished:
+                if not request.decodes_elsewhere:
+                    self._spans.close(request, request.finish_time)
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         """A request was issued on a real clock, this much later than intended."""
@@ -139,7 +118,7 @@ class Recorder:
         if self._spans is not None:
             is_rejected = STATUSES[status] == "rejected"
             self._spans.close(request, request.arrival_time if is_rejected else request.finish_time)
-        self._requests.frombytes(request_row(request, status))
+        self._log.add_request(request, status)
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
@@ -151,16 +130,21 @@ class Recorder:
 
     def forget(self) -> None:
         """Let go of plans and requests."""
-        self._log, self._requests = PlanLog(), array("q")
+        self._log.clear()
 
     def request_rows(self) -> NDArray[np.int64]:
         """A row per request that was seen, with `REQUEST_COLUMNS`: int64[n, columns]."""
-        return matrix(self._requests, len(REQUEST_COLUMNS))
+        return matrix(self._log.requests, len(REQUEST_COLUMNS))
+
+    @property
+    def prompts(self) -> Mapping[int, int]:
+        """When prompts ended that are decoded elsewhere, by row."""
+        return self._log.prompts
 
     @property
     def parked_ns(self) -> Mapping[int, int]:
         """How long sequences of a request were parked, in sum, by row."""
-        return self._transfers.parked_ns
+        return self._log.transfers.parked_ns
 
     def gaps(self) -> Gaps:
         return token_gaps(self._plan_table(), self._step_durations(), self._log.single_gaps)
@@ -168,8 +152,8 @@ class Recorder:
     def steps(self) -> dict[str, Any]:
         """The columns of the table of steps."""
         return step_columns(
-            self._plan_table(), self._step_durations(), matrix(self._log.growth, 3), matrix(self._drafts, 4),
-            matrix(self._times, len(TIME_COLUMNS)), self._transfers, reserves=self._reserves,
+            self._plan_table(), self._step_durations(), matrix(self._log.growth, 3), matrix(self._log.drafts, 4),
+            matrix(self._times, len(TIME_COLUMNS)), self._log.transfers, reserves=self._reserves,
         )  # fmt: skip
 
     def span_table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame | None:
@@ -188,7 +172,3 @@ class Recorder:
             num_plans = min(num_plans, len(self._times) // width)
         self._log.keep(num_plans)
         del self._times[num_plans * width :]
-        self._transfers.drop_from(num_plans)
-        del self._drafts[len(self._drafts) // 4 * 4 :]
-        while self._drafts and self._drafts[-4] >= len(self._log.durations):
-            del self._drafts[-4:]

@@ -6,7 +6,7 @@ from struct import Struct
 
 from engine.core.kv.shared_store import STORE
 from engine.core.kv.tier import DISK, HOST
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Request
 from harness.record.request_times import UNSET
 
 REQUEST_COLUMNS = (
@@ -18,28 +18,22 @@ _PACK = Struct(f"{len(REQUEST_COLUMNS)}q").pack  # faster than to extend an arra
 
 
 def request_row(request: Request, status: int) -> bytes:
-    """`REQUEST_COLUMNS` of a request, as int64."""
-    sequences = request.sequences
-    counts = _counts(sequences[0])
-    if len(sequences) > 1:
-        counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
+    """`REQUEST_COLUMNS` of a request, as int64; the counts are those of its sequences together."""
+    output = cached = recomputed = preemptions = swaps = partial = host = disk = store = 0
+    for sequence in request.sequences:
+        output += sequence.num_output_tokens
+        cached += sequence.num_cached_tokens
+        recomputed += sequence.num_recomputed_tokens
+        preemptions += sequence.num_preemptions
+        swaps += sequence.num_swaps
+        partial += sequence.num_partial_preemptions
+        if hits := sequence.cached_by_tier:
+            host += hits.get(HOST, 0)
+            disk += hits.get(DISK, 0)
+            store += hits.get(STORE, 0)
     scheduled, first, finish = request.first_scheduled_time, request.first_token_time, request.finish_time
     return _PACK(
-        request.request_id,
-        status,
-        request.arrival_time,
-        UNSET if scheduled is None else scheduled,
-        UNSET if first is None else first,
-        UNSET if finish is None else finish,
-        *counts,
-    )
-
-
-def _counts(sequence: Sequence) -> tuple[int, ...]:
-    """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
-    hits = sequence.cached_by_tier
-    host, disk, store = (hits.get(HOST, 0), hits.get(DISK, 0), hits.get(STORE, 0)) if hits else (0, 0, 0)
-    return (
-        sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
-        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk, store,
+        request.request_id, status, request.arrival_time, UNSET if scheduled is None else scheduled,
+        UNSET if first is None else first, UNSET if finish is None else finish,
+        output, cached, recomputed, preemptions, swaps, partial, host, disk, store,
     )  # fmt: skip

@@ -12,7 +12,7 @@ ITL pools the gaps of all requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     metrics |= staffing_metrics(result, start, duration)
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
+        metrics["request_imbalance"] = _imbalance(metrics["servers"])
     notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
     if excluded == len(result.request_rows):
         notes.insert(0, left_out_text(config))
@@ -250,6 +251,14 @@ def _of_servers(result: RunResult, requests: Rows, start: float, duration: float
         if is_idle:
             idle[role] = found[-1]
     return found
+
+
+def _imbalance(servers: Sequence[Mapping[str, Any]]) -> float:
+    """The most requests of a server over the mean of the servers of its role, where that is worst."""
+    counts: dict[str, list[int]] = {}
+    for server in servers:
+        counts.setdefault(server["role"], []).append(server["num_requests"])
+    return max(ratio(max(own) * len(own), sum(own)) for own in counts.values())
 
 
 def _replay_lag(requests: Rows) -> dict[str, float]:

@@ -201,8 +201,18 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
                 f"{summary['handed_over']:,} prompts, {number(summary['mean_prefill_ms'])} ms each · "
                 f"{number(summary['mean_handover_ms'])} ms from there to the first token, "
                 f"{number(summary['mean_kv_transfer_ms'])} of them for the KV"
+                f"{_kv_transferred(summary)}"
             ),
         )
+
+
+def gibibytes(size: float) -> str:
+    return f"{number(size / (1 << 30))} GiB"
+
+
+def _kv_transferred(summary: Mapping[str, Any]) -> str:
+    moved = summary.get("kv_transferred_bytes")
+    return f" · {gibibytes(moved)} of KV moved" if moved else ""
 
 
 def _of_servers(servers: Sequence[Mapping[str, Any]], num_requests: int) -> str:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from engine.models.model_config import ModelError
 from harness.config import RunConfig
 from harness.engines.real import Setup, resolve_real
-from harness.engines.resolving.shapes import model_shape
+from harness.engines.resolving.system import model_shape
 from harness.errors import ConfigError
 from harness.figures import write_charts
 from harness.figures.charts.profile import profile_chart

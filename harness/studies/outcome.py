@@ -16,7 +16,6 @@ from rich.console import Console
 from engine.documents import yaml_text
 from harness.config import RunConfig, to_yaml
 from harness.errors import EngineError
-from harness.figures.metrics import tail_percentile
 from harness.results.measures.unserved import unserved_text
 from harness.results.stored.files import INPUTS, REPORT, SPANS, write_results, write_table, write_whole
 from harness.results.stored.perfetto import write_trace
@@ -137,6 +136,8 @@ class Run:
             raise self.failure
 
     def __repr__(self) -> str:
+        from harness.figures.metrics import tail_percentile  # imported late, as a run does without it
+
         summary = self.summary
         kind = "SIMULATED" if summary["simulated"] else "MEASURED"
         done = f"{summary['completed']:,} of {summary['num_prompts']:,} requests finished"

@@ -84,9 +84,9 @@ def with_request_errors(
 ) -> pd.DataFrame:
     """`errors`, as of `comparison`, with the rows `REQUEST_STATISTICS` after those of each latency of `PER_REQUEST`.
 
-    Their error_pct is of the absolute errors of single requests, of which aggregates compensate many; their
-    noise_floor_pct is the largest of the same between a repeat and `measured`. The tables have the same requests in the
-    same order, as `MeasuredRun.requests`.
+    Their error_pct is that of single requests, taken absolutely, so that errors of opposite sign do not cancel out as
+    in aggregates. Their noise_floor_pct is the largest such error of a repeat against `measured`. The tables have the
+    same requests in the same order, as `MeasuredRun.requests`.
     """
     groups = []
     for metric, rows in errors.groupby("metric", sort=False):

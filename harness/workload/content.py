@@ -120,10 +120,29 @@ def _num_blocks(trace: Trace, block_size: int, max_model_len: int) -> list[int]:
 
 
 def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
-    """The trace's hash ids, renumbered 0, 1, ...: only equality matters, and real hashes may fill all 64 bits."""
+    """The trace's hash ids, renumbered so that equal numbers mean equal prefixes: only equality matters, and real
+    hashes may fill all 64 bits. Ids that name the content of a block alone follow several others; of these a number
+    stands for all ids up to its own."""
     rows = trace.rows["hash_ids"].tolist()
     _, dense = np.unique(np.concatenate(rows), return_inverse=True)
-    return np.split(dense, np.cumsum([len(ids) for ids in rows])[:-1])
+    ends = np.cumsum([len(ids) for ids in rows])
+    before: NDArray[np.int64] = np.concatenate(([-1], dense[:-1]))
+    before[ends[:-1][ends[:-1] < len(dense)]] = -1
+    only_before = np.empty_like(before)
+    only_before[dense] = before  # the last of those that an id follows
+    if not np.array_equal(only_before[dense], before):
+        dense = _prefix_numbers(dense.tolist(), before.tolist())
+    return np.split(dense, ends[:-1])
+
+
+def _prefix_numbers(ids: list[int], before: list[int]) -> NDArray[np.int64]:
+    """A number for each prefix; `before` is -1 where a prompt begins."""
+    numbers: dict[tuple[int, int], int] = {}
+    found, parent = [], -1
+    for block_id, previous in zip(ids, before, strict=True):
+        parent = numbers.setdefault((-1 if previous < 0 else parent, block_id), len(numbers))
+        found.append(parent)
+    return np.array(found, np.int64)
 
 
 def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:

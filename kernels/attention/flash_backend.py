@@ -29,7 +29,7 @@ _CALLED = {
 
 
 def flash_needs(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """What FlashAttention 2 needs and does not have here, whoever brings it; None if nothing is missing."""
+    """What FlashAttention 2, of any package, needs and does not have here; None if nothing is missing."""
     if device.type != "cuda":
         return f"needs a CUDA device, not {device.type}"
     if dtype not in (torch.float16, torch.bfloat16):

@@ -54,7 +54,7 @@ class RowLogprobs(NamedTuple):
         chosen: float32[n], of the token.
         ranks: int64[n], number of tokens that are at least as likely as the token.
         top_ids: int64[n, k], the most likely tokens, the most likely first.
-        top: float32[n, k], theirs.
+        top: float32[n, k], log probabilities of `top_ids`.
     """
 
     chosen: Array

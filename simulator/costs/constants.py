@@ -11,7 +11,8 @@ MIB = 1 << 20
 ALL_REDUCE_MIB = (0, 1, 16)
 
 
-ONLY_IF_NAMED = ("kernel_factor", "front_end_ms", "front_end_token_us")  # task=calibrate fits all others by default
+# task=calibrate fits all others by default.
+ONLY_IF_NAMED = ("kernel_factor", "sequence_overhead_us", "front_end_ms", "front_end_token_us")
 
 
 class Constant(NamedTuple):
@@ -35,6 +36,8 @@ def profiled_constants(
     """Constants for times that a profile of kernels does not hold.
 
     step_overhead_us      the host's time in every step, well below a millisecond where asynchronous scheduling hides it
+    sequence_overhead_us  what each decode adds to that: what samples, detokenises, streams and, on the same machine,
+                          reads a stream takes its time from the steps
     prefill_layer_us      added for every layer of a step with prompt tokens, unless a CUDA graph serves the step
     kernel_factor         multiplies all measured times, where the profile is of another device or another version
     mixing_factor         multiplies the attention time of a mixed batch beyond that of its chunks and its decodes alone
@@ -43,6 +46,7 @@ def profiled_constants(
     """
     named = {
         "step_overhead_us": Constant(0.0, 0.0, 5e3, 500.0 if async_scheduling else 2e3),
+        "sequence_overhead_us": Constant(0.0, 0.0, 2e3, 200.0),
         "prefill_layer_us": Constant(0.0, 0.0, 500.0, 200.0),
         "mixing_factor": Constant(1.0, 0.0, 2.0, 0.5),
         "kernel_factor": Constant(1.0, 0.1, 10.0, 1.0),

@@ -7,8 +7,8 @@ the rate of the last point.
 
 from __future__ import annotations
 
-import bisect
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -51,7 +51,7 @@ class Curve:
         xs = self.xs
         if x <= xs[0]:
             return self.ys[0]
-        i = bisect.bisect_right(xs, x) - 1
+        i = bisect_right(xs, x) - 1
         self._begin, self._stop = xs[i], xs[i + 1] if i + 1 < len(xs) else math.inf
         self._first, self._slope = self.ys[i], self.slopes[i]
         return self._first + (x - self._begin) * self._slope
@@ -67,7 +67,7 @@ class Curve:
 
     def next_point(self, x: float) -> float:
         """The time at the next measured point: an operator that computes in tiles rounds its size up."""
-        i = bisect.bisect_left(self.xs, x)
+        i = bisect_left(self.xs, x)
         return self.ys[i] if i < len(self.ys) else self(x)
 
     def scaled(self, factor: float) -> Curve:
@@ -124,7 +124,7 @@ class Surface:
         if row <= rows[0] or row >= rows[-1]:
             nearest = rows[0] if row <= rows[0] else rows[-1]
             return nearest, nearest, 0.0
-        i = bisect.bisect_right(rows, row) - 1
+        i = bisect_right(rows, row) - 1
         return rows[i], rows[i + 1], (row - rows[i]) / (rows[i + 1] - rows[i])
 
     def _make(self, row: float) -> Curve:
@@ -139,8 +139,12 @@ class Surface:
             ys = [y * self._work(row, x) / self._work(low, x) for x, y in zip(curve.xs, curve.ys, strict=True)]
             return Curve(curve.xs, ys, self._tail(row, curve.xs[-1], ys[-1]))
         below, above = self.at(low), self.at(high)
-        xs = sorted({*below.xs, *above.xs})
-        ys = [below(x) + weight * (above(x) - below(x)) for x in xs]
+        if below.xs == above.xs:  # as most often; to ask both for each time would take several times as long
+            xs, pairs = below.xs, list(zip(below.ys, above.ys, strict=True))
+        else:
+            xs = sorted({*below.xs, *above.xs})
+            pairs = [(below(x), above(x)) for x in xs]
+        ys = [lower + weight * (upper - lower) for lower, upper in pairs]
         curve = Curve(xs, ys, below.slopes[-1] + weight * (above.slopes[-1] - below.slopes[-1]))
         curve.end = min(below.end, above.end)  # from there on one of the two is carried on
         return curve

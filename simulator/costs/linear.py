@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.constants import Constant
+from simulator.costs.cost import step_time_ns
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 
@@ -86,4 +87,4 @@ class LinearCost:
 
 def _at_least_1(time_ns: float) -> int:
     """`time_ns` rounded. Fitted constants may all be 0, but every step takes time."""
-    return max(1, round(time_ns))
+    return step_time_ns(time_ns)

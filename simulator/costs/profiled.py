@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.attention_times import AttentionCost
+from simulator.costs.cost import step_time_ns
 from simulator.costs.decode_batch import DecodeBatch
 from simulator.costs.known_times import KnownTimes
 from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
@@ -110,7 +111,7 @@ class ProfiledCost:
         self._tokens_end = min(self._tokens.end, self._reduced_end, *rest_ends)  # for steps with prompts
         host = (0.0, 0.0) if is_async else (profile.meta.synchronous_step_us, profile.meta.synchronous_sequence_us)
         self._step_ns = (values["step_overhead_us"] + host[0]) * _US / factor
-        self._sequence_ns = host[1] * _US / factor
+        self._sequence_ns = (values["sequence_overhead_us"] + host[1]) * _US / factor
         self._eager_ns = profile.meta.eager_step_us * _US / factor
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers / factor
         self._tokens_ns = KnownTimes()
@@ -133,7 +134,7 @@ class ProfiledCost:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
         if work.num_copied_blocks:
             time += self._copying(work.num_copied_blocks)
-        return max(1, round((self.kernel_factor if work.chunks else self._factor) * time))
+        return step_time_ns((self.kernel_factor if work.chunks else self._factor) * time)
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         size = (work.num_decodes, work.tokens_per_decode)
@@ -145,7 +146,7 @@ class ProfiledCost:
         if work.num_copied_blocks and self._copies:
             times[0] += self._copies(work.num_copied_blocks)  # `step_ns` has noted these copies
         if isinstance(times, list):
-            return np.array([max(1, round(self._factor * time)) for time in times], np.int64)
+            return np.array([step_time_ns(self._factor * time) for time in times], np.int64)
         times *= self._factor
         np.rint(times, out=times)
         return np.maximum(times, 1.0, out=times).astype(np.int64)
@@ -285,11 +286,8 @@ def _padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
 
 def _of_decodes(work: StepWork) -> StepWork:
     """`work` as a step of decodes if each of its prompts computes a single token: vLLM batches and captures it so."""
-    if work.tokens_per_decode > 1:
+    if work.tokens_per_decode > 1 or any([num_tokens > 1 for _, num_tokens, _ in work.chunks]):
         return work
-    for _, num_tokens, _ in work.chunks:
-        if num_tokens > 1:
-            return work
     contexts = [chunk.start + 1 for chunk in work.chunks]
     return StepWork(
         (),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
+from simulator.costs.cost import nearest_ns, step_time_ns
 from simulator.costs.profile_curves import curve_of
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
@@ -35,7 +36,7 @@ class RankCost:
         self._whole = whole
 
     def step_ns(self, work: StepWork) -> int:
-        return max(1, round(self._whole.step_ns(work) - self._whole.experts_ns(work.num_tokens)))
+        return step_time_ns(self._whole.step_ns(work) - self._whole.experts_ns(work.num_tokens))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         return np.array([self.step_ns(work.after(step)) for step in range(num_steps)])
@@ -58,7 +59,7 @@ class SharedExperts:
     def __call__(self, num_tokens: Sequence[int]) -> int:
         padded = self._graph_tokens(max(num_tokens))
         total = sum(num_tokens) if padded is None else len(num_tokens) * padded
-        return round(self._experts(total) + self._exchange(total))
+        return nearest_ns(self._experts(total) + self._exchange(total))
 
 
 def by_rates(whole: RooflineCost, model: Model, device: Device) -> SharedExperts:

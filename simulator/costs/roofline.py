@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.cost import FEW_STEPS
+from simulator.costs.cost import FEW_STEPS, step_time_ns
 from simulator.costs.known_times import KnownTimes
 from simulator.models.block import Block, Weights, num_hit
 from simulator.models.hardware import Device
@@ -117,7 +117,7 @@ class RooflineCost:
             attended = min(num_contexts, num_decodes * reading.window)
             decoding += attended * reading.decode_ns(per_decode, reads)
         if not chunks:
-            return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
+            return step_time_ns((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding)
         num_sampled, total = num_tokens, self._overhead_ns + decoding + num_tokens * self._state_ns
         for start, chunk, is_last in chunks:
             num_tokens += chunk
@@ -130,7 +130,7 @@ class RooflineCost:
                 total += reading.windowed_chunk_ns(start, chunk)
             if self._state_ns:
                 total += max(self._state_ns, self._state_token_ns * chunk)
-        return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
+        return step_time_ns(total + self._layers(num_tokens) + self._head(num_sampled))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode, num_decodes = work.tokens_per_decode, work.num_decodes
@@ -138,7 +138,7 @@ class RooflineCost:
         if num_steps <= FEW_STEPS and work.later_contexts is None and not self._windowed:
             total = work.num_context_tokens
             few = [base + growing_ns * (total + step * num_decodes) for step in range(num_steps)]
-            return np.array([max(1, round(time)) for time in few], np.int64)
+            return np.array([step_time_ns(time) for time in few], np.int64)
         contexts = work.contexts(num_steps)
         attention = growing_ns * contexts
         for reading in self._windowed:

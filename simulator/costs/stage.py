@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.cost import CostModel
+from simulator.costs.cost import CostModel, step_time_ns
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 
@@ -51,25 +51,7 @@ class StageCost:
         layer, rest = self._layers.of(work)
         if not self._is_last:
             rest = self._send_ns + self._send_token_ns * work.num_tokens
-        return max(1, round(self._num_layers * layer + rest))
+        return step_time_ns(self._num_layers * layer + rest)
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         return np.array([self.step_ns(work.after(step)) for step in range(num_steps)])
-
-
-def largest_stage(model: Model, num_stages: int) -> Model:
-    """A model with as many layers as the largest stage of a pipeline, of the same kinds in about the same shares.
-
-    It has both embeddings: they are on the first and the last stage, and which is the largest depends on the model. So
-    a KV pool that is sized for it is rather too small.
-    """
-    return model.with_layers(max(layers_of_stages(model.num_layers, num_stages)))
-
-
-def layers_of_stages(num_layers: int, num_stages: int) -> list[int]:
-    """Layers of each stage, as even as can be; as vLLM has it, what is left over goes to the stages before the last."""
-    each, left = divmod(num_layers, num_stages)
-    layers = [each] * num_stages
-    for stage in range(left):
-        layers[num_stages - 2 - stage if num_stages > 1 else 0] += 1
-    return layers

@@ -15,7 +15,8 @@ import simpy
 from engine.core.plan import StepPlan
 from engine.core.work import StepWork
 from simulator.arrivals import NEVER
-from simulator.drivers.phases import PLANS, Phase
+from simulator.drivers.clock import Phase
+from simulator.drivers.phases import PLANS
 from simulator.replica import Replica
 
 _DUMMY = StepWork((), 1, 1, 1)

@@ -12,36 +12,28 @@ So it changes nothing in which order servers come to a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Final
 
-import simpy
+from simulator.arrivals import NEVER
 
-from simulator.drivers.timetable import Timetable
-
-ENDS, READINGS, HANDOVERS, ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6  # ENDS is the priority of SimPy's time-outs
-
-Call = tuple[int, int, int, Callable[[Any], None]]
-"""Time, phase, how many events were scheduled before, and the function, which is called with all of this."""
-
-
-class Clock(simpy.Environment):
-    """SimPy's environment, which also calls plain functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.timetable = Timetable(self)
-
-    def run(self, until: None = None) -> None:
-        """All events in order until none is left."""
-        self.timetable.run()
+ENDS: Final = 1  # the priority of SimPy's time-outs
+READINGS: Final = 2
+HANDOVERS: Final = 3
+ARRIVALS: Final = 4
+PLANS: Final = 5
+TRANSFERS: Final = 6
+_BITS: Final = 3  # of a phase; a compiled core shifts large numbers faster than it multiplies them
 
 
-class Phase(simpy.Event):
-    """An event in a phase of this time, for processes."""
+def moment(time_ns: int, phase: int) -> int:
+    """A number for a phase of a time, by which what happens there is in order."""
+    return NEVER if time_ns == NEVER else time_ns << _BITS | phase
 
-    def __init__(self, env: simpy.Environment, phase: int) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, phase)
+
+def time_of(moment: int) -> int:
+    """In ns."""
+    return moment >> _BITS
+
+
+def phase_of(moment: int) -> int:
+    return moment & (1 << _BITS) - 1

@@ -18,7 +18,8 @@ import simpy
 from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
 from simulator.costs.cost import CostModel
-from simulator.drivers.phases import PLANS, Phase
+from simulator.drivers.clock import Phase
+from simulator.drivers.phases import PLANS
 from simulator.replica import Replica
 
 

@@ -12,14 +12,16 @@ from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
+from simulator.drivers.clock import Clock
 from simulator.drivers.lockstep import Lockstep, Ranks
-from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Call, Clock
+from simulator.drivers.phases import HANDOVERS, READINGS, TRANSFERS
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
+from simulator.drivers.timetable import Call
 from simulator.fleets.gateway import Decoders, Gateway, MakeRequest
 from simulator.fleets.handover import Exchange
 from simulator.fleets.staffing import Crew, Staffing
-from simulator.replica import Replica
+from simulator.replica import Replica, Source
 
 
 def _tell(replica: Replica) -> None:
@@ -76,17 +78,16 @@ class Fleet:
         self._staffing = staffing
         self._alone = alone and staffing is None and len(replicas) == 1 and not any(stages)
         self._reading_ns = reading_ns
-        self._dispatch_ns = NEVER  # when the next dispatch is due, among those that are on their way
         self._gateway = Gateway(
             arrivals,
             make_request,
             entries,
             rule,
             clock=lambda: self._timetable.now,
-            on_earlier=self._expect,
             decoders=decoders,
             later=self._later,
         )
+        self._timetable.source = self._gateway
 
     def run(self) -> int:
         """Serve until nothing is left or `stop` was called; returns the time then, in ns.
@@ -109,12 +110,11 @@ class Fleet:
             if self._stages and self._stages[number]:
                 Pipeline(self._env, replica, self._stages[number])
             else:
-                drivers.append(Shared(self._env, replica))
+                drivers.append(Shared(self._timetable, replica))
         crew = None
         if self._staffing is not None:
             clock = self._timetable
             crew = Crew(self._staffing, self._gateway, self._replicas, drivers, self._later, lambda: clock.now)
-        self._expect()
         if self._reading_ns and len(self._replicas) > 1:
             self._timetable.call(READINGS, 0, self._read)
         self._timetable.run()
@@ -126,25 +126,12 @@ class Fleet:
         """Let each server end the plan that is under way, and nothing more."""
         for replica in self._replicas:
             replica.is_stopping = True
-
-    def _expect(self) -> None:
-        """Dispatch when the next request arrives."""
-        if self._alone or self._gateway.next_ns >= self._dispatch_ns:
-            return
-        self._dispatch_ns = self._gateway.next_ns
-        self._timetable.call(ARRIVALS, self._dispatch_ns - self._timetable.now, self._dispatch)
+        self._timetable.source = Source()  # from which nothing comes
 
     def _later(self, delay_ns: int, then: Callable[[], None], phase: int = HANDOVERS) -> None:
         self._timetable.call(phase, delay_ns, lambda call: then())
 
     def _read(self, call: Call) -> None:
         self._gateway.read_metrics()
-        if self._env.peek() < NEVER:  # as long as anything is to come
+        if self._timetable.next_ns < NEVER:  # as long as anything is to come
             self._timetable.call(READINGS, self._reading_ns, self._read)
-
-    def _dispatch(self, call: Call) -> None:
-        if self._replicas[0].is_stopping or call[0] != self._dispatch_ns:
-            return  # or there was an earlier one, which has expected those that follow
-        self._dispatch_ns = NEVER
-        self._gateway.dispatch(call[0])
-        self._expect()

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from engine.core.routing.router import Router
 from engine.core.sequence import Request, RequestRefusedError
-from simulator.arrivals import NEVER, Arrivals
+from simulator.arrivals import NEVER, Arrivals, Source
 from simulator.fleets.desk import Desk, Server, View
 from simulator.fleets.handover import Port, note_prompt, prompt_of
-from simulator.replica import Replica, Source
+from simulator.replica import Replica
 from simulator.versions.front_end import SecondFrontEnd
 
 MakeRequest = Callable[[int, int], Request]
@@ -50,7 +50,6 @@ class Gateway(Source):
         replicas: for all of a request or, with `decoders`, for its prompt.
         rule: chooses among several servers; None for one.
         clock: the time, for views that depend on it.
-        on_earlier: called when the next request comes earlier than `next_ns` was.
         decoders: for the rest of a request.
         later: calls a function so many ns later, before anybody arrives.
 
@@ -67,7 +66,6 @@ class Gateway(Source):
         rule: Router | None = None,
         *,
         clock: Callable[[], int] = lambda: 0,
-        on_earlier: Callable[[], None] = lambda: None,
         decoders: Decoders | None = None,
         later: Later = lambda delay_ns, then: then(),
     ) -> None:
@@ -75,7 +73,6 @@ class Gateway(Source):
         self.on_left: Callable[[int, Request], None] | None = None
         self._arrivals = arrivals
         self._make_request = make_request
-        self._on_earlier = on_earlier
         self._desk = Desk(replicas, rule, clock)
         self._held: list[Request] = []  # that came while no server took requests
         self._apart: dict[int, tuple[Request, int]] = {}  # whose prompt is computed elsewhere, and who will decode it
@@ -249,6 +246,4 @@ class Gateway(Source):
         return on_end
 
     def _look_for_earlier(self) -> None:
-        if self._arrivals.next_ns < self.next_ns:
-            self.next_ns = self._arrivals.next_ns
-            self._on_earlier()
+        self.next_ns = min(self.next_ns, self._arrivals.next_ns)

@@ -5,8 +5,8 @@
     decode server                              waits for blocks ·· | parked: blocks are written | last token, decodes
 
 As vLLM's NIXL connector has it: the decode server pulls, once it has blocks for the whole prompt; what it has cached
-itself is not copied; it computes the last token of the prompt again, and what comes of that is the first token that the
-client sees. The other side holds its blocks until they are copied.
+itself is not copied; it computes the last token of the prompt again, and samples the first token that the client sees
+from that. The other side holds its blocks until they are copied.
 
 By layers, as vLLM's P2pNcclConnector has it: the server for prompts sends each layer of all of a prompt's blocks when
 the step of its last chunk has computed that layer, into a buffer on the other side, which is not limited here.
@@ -36,7 +36,7 @@ class Network:
 
     Attributes:
         bytes_per_s: between a GPU and those of other servers, in each direction.
-        latency_ns: from a transfer's first byte sent until it is noticed that the last one has come, but for the bytes.
+        latency_ns: what a transfer takes beside its bytes, until it is noticed that the last of them has come.
         request_ns: from the end of a prompt on one server until the request is in the queue of the other.
         by_layers: whether a prompt's KV is sent while its last chunk is computed; else it is pulled afterwards.
     """
@@ -75,11 +75,11 @@ def note_prompt(request: Request, prompt: Request) -> None:
 
 
 class Exchange:
-    """Lets the transfers that are asked for at a time begin in the order of their requests, whichever server asked
+    """Begins the transfers that are asked for at the same time in the order of their requests, whichever server asked
     first.
 
     Args:
-        after_plans: calls a function when all servers have planned that plan at this time.
+        after_plans: calls a function once all servers that plan at the present time have planned.
     """
 
     def __init__(self, after_plans: Callable[[Callable[[], None]], None]) -> None:

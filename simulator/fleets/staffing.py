@@ -1,4 +1,4 @@
-"""The changes of a fleet while it runs, made on its servers: who dies loses all, who is open gets requests."""
+"""Changes of a fleet while it runs: a server that dies loses its requests, and one that has opened gets new ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from simulator.replica import Replica
 
 @dataclass(frozen=True)
 class Staffing:
-    """Changes, and what they take of the servers.
+    """Changes of a fleet, and what it takes to make them.
 
     Attributes:
         make_scheduler: makes the empty scheduler of a server that begins anew, given its number.
-        on_lost: told of each request that no server will end: the server's number, and when.
-        counts: filled at the end of the run: how many servers there were when.
+        on_lost: called with each request that no server will end, the server's number, and the time.
+        counts: how many servers there were over time; filled at the end of the run.
         retried: the numbers of the requests that began anew.
     """
 

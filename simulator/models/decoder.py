@@ -34,7 +34,6 @@ def decoder(
     tie_word_embeddings: bool,
     max_position_embeddings: int,
     dtype: str,
-    dtype_bytes: int,
     num_attention_heads: int = 0,
     num_kv_heads: int = 0,
     head_dim: int = 0,
@@ -68,7 +67,8 @@ def decoder(
             Counted(num_layers, mlp),
         )
     return Model(
-        name, num_layers, hidden_size, vocab_size, tie_word_embeddings, max_position_embeddings, dtype, dtype_bytes,
+        name, num_layers, hidden_size, vocab_size, tie_word_embeddings, max_position_embeddings, dtype,
+        4 if dtype == "fp32" else 2,
         tuple(each for each in blocks if each.number), learned_positions, kv_dtype, quantization,
         part_formats or {}, tower_parameters,
     )  # fmt: skip

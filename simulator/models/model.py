@@ -144,6 +144,19 @@ class Model:
             blocks += [Counted(total - sum(count for count, _ in others), block), *others]
         return replace(self, num_layers=num_layers, blocks=tuple(each for each in blocks if each.number))
 
+    def largest_stage(self, num_stages: int) -> Model:
+        """A model with as many layers as the largest stage of a pipeline, of the same kinds in about the same shares.
+
+        It has both embeddings: they are on the first and the last stage, and which is the largest depends on the model.
+        So a KV pool that is sized for it is rather too small.
+        """
+        return self.with_layers(max(layers_of_stages(self.num_layers, num_stages)))
+
+    def check_arithmetic(self, device: Device) -> None:
+        """Raises UnsupportedQuantizationError where `device` has no rate for the format of a matrix."""
+        for part in {weights.part for _, weights in self.matrices()}:
+            self.format_of(part).products(self.dtype, device.flops, device.name)
+
     def kv_reads(self, device: Device, ranks: int = 1) -> float:
         """How often attention reads the KV of a decode in a step with prompts: in a step without, it is read once.
 
@@ -183,3 +196,12 @@ class Model:
             "index_topk": latent.index_topk if latent else 0,
             "num_states": sum(count for count, block in self.blocks if block.heads() and not block.scans(self, 1)),
         }
+
+
+def layers_of_stages(num_layers: int, num_stages: int) -> list[int]:
+    """Layers of each stage, as even as can be; as vLLM has it, what is left over goes to the stages before the last."""
+    each, left = divmod(num_layers, num_stages)
+    layers = [each] * num_stages
+    for stage in range(left):
+        layers[num_stages - 2 - stage if num_stages > 1 else 0] += 1
+    return layers

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.models.model import Model
 from simulator.profile.checks import base_name, check_measured_on
-from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.meta import ProfileMeta
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import meta_of, meta_values
 from simulator.table import Table, frame_of, stacked
+from simulator.versions.graph_sizes import graph_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ def _fits(meta: ProfileMeta, model: Model, tensor_parallel_size: int) -> bool:
 @lru_cache(maxsize=8)
 def _entries(path: Path, changed_ns: int) -> dict[str, dict[str, Any]]:
     """The index of an archive, in its order; read again when the archive has changed."""
-    with _opened(path) as archive:
+    with _opened(path, changed_ns) as archive:
         index: dict[str, dict[str, Any]] = json.loads(archive.read(INDEX))
     return index
 
@@ -114,7 +114,7 @@ def _read(
 @lru_cache(maxsize=16)
 def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> dict[str, Table]:
     found = _entries(path, changed_ns)[entry]
-    with _opened(path) as archive:
+    with _opened(path, changed_ns) as archive:
         tables = {name: _csv(archive, member) for name, member in found["tables"].items()}
         original = dict(tables)
         for kernel in kernels:
@@ -163,12 +163,17 @@ def _by_operator(table: Table) -> dict[str, Table]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _opened(path: Path, changed_ns: int) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
+        yield _archive(path, changed_ns)
     except (zipfile.BadZipFile, OSError, KeyError, ValueError) as error:
         raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=2)
+def _archive(path: Path, changed_ns: int) -> zipfile.ZipFile:
+    """An archive that stays open, as its table of contents takes as long to read as a profile."""
+    return zipfile.ZipFile(path)
 
 
 def read_archive(path: Path) -> dict[str, Entry]:

@@ -8,7 +8,7 @@ taken to reach the same share of the rates of both:
 Rates are those of the datasheets times the efficiencies of the devices, so that products that are large, and reads of
 weights that are, take what was measured of the target. A launch takes as long everywhere: `LAUNCH_US`, the constant
 time of small kernels in NVIDIA's database. Exchanges between ranks scale by the bandwidth of the links alone, and what
-the host takes does not scale. How far off such times are was measured by `experiments.like_gpus`.
+the host takes does not scale. How far off such times are: `experiments/results/like_gpus.json`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import errors_as, read_yaml, yaml_text
 from simulator.profile.csv_table import read_csv
 from simulator.profile.meta import ProfileMeta
 from simulator.profile.profile import KEYS, META, Profile, ProfileError
@@ -56,7 +55,7 @@ def save_profile(profile: Profile, folder: Path) -> None:
             profile.tables[name].round(3).to_csv(path, index=False, lineterminator="\n")
         else:
             path.unlink(missing_ok=True)
-    text = yaml.dump(meta_values(profile.meta), Dumper=_Dumper, sort_keys=False, width=120)
+    text = yaml_text(meta_values(profile.meta))
     (folder / META).write_text(text, encoding="utf-8")
 
 
@@ -76,20 +75,11 @@ def read_meta(folder: Path, hint: str = "") -> dict[str, Any]:
     if not path.exists():
         there = ", ".join(sorted(entry.name for entry in folder.glob("*"))) or "nothing"
         raise ProfileError(f"no {META} in {str(folder)!r} (there: {there}){hint}")
-    try:
+    with errors_as(ProfileError, f"{str(path)!r}"):
         values = read_yaml(path)
-    except DocumentError as error:
-        raise ProfileError(f"{str(path)!r}: {error}") from None
     if not isinstance(values, dict):
         raise ProfileError(f"{str(path)!r} holds no keys")
     return values
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes a value that is there twice in full twice: aliases are not read."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def load_meta(folder: Path) -> ProfileMeta:

@@ -6,7 +6,7 @@ bytes are read; one of many tokens waits for arithmetic, which takes longer than
 
     time(tokens) = max(share of the bytes · time(1), WIDENING · time(most tokens) · tokens / most tokens)
 
-Experts read more weights the more of them get tokens: theirs take at least the share of the bytes · time(tokens).
+Experts read more weights the more of them get tokens: their products take at least share of the bytes · time(tokens).
 
 `WIDENING` is fitted to two public runs of Qwen3-14B on an A100 (FP8 and AWQ, gpustack/gpustack,
 docs/performance-lab/qwen3-14b/a100.md); those of Qwen3-32B score it (`python -m experiments.board`).

@@ -27,7 +27,10 @@ from simulator.profiler.samples import (
 from simulator.profiler.whole_steps import MIDDLE_STEP
 
 _HEADS = ("lm_head", "sampler")
-_NOTHING_FITTED = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0, "kernel_factor": 1.0}
+_NOTHING_FITTED = {
+    "step_overhead_us": 0.0, "sequence_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0,
+    "kernel_factor": 1.0,
+}  # fmt: skip
 _LONGEST_STALL = 3.0  # longer steps count as this multiple of the median, so that a single stall decides little
 
 Split = Callable[[int], list[int]]

@@ -48,7 +48,7 @@ class Undisturbed:
         self._preemptions = 0
 
     def begin(self) -> None:
-        """The runs that `add` will get next start now."""
+        """Called before each run whose times `add` is given."""
         self._preemptions = _num_preemptions()
 
     def add(self, times: Mapping[str, float]) -> None:

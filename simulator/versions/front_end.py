@@ -11,13 +11,14 @@ What the process does with tokens that come out is not priced: it runs beside th
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush, heapreplace
 from math import ceil
 
 from engine.core.routing.draws import draw
 from simulator.arrivals import NEVER, Arrivals, OpenLoop
+from simulator.costs.cost import nearest_ns
 from simulator.versions.front_end_times import FrontEndTimes
 
 _STEPS = 1 << 20  # of the draws
@@ -95,7 +96,7 @@ class FrontEnd:
             self._coming_ns = self._arrivals.next_ns
         seen: list[tuple[int, int]] = []
         while on_way and on_way[0][0] <= time:
-            _, row, arrival = heapq.heappop(on_way)
+            _, row, arrival = heappop(on_way)
             seen.append((arrival, row))
         return seen
 
@@ -119,8 +120,8 @@ class FrontEnd:
             if begin < time:
                 begin = float(time)
             done_ns = begin + self._prompt_token_ns * self._prompt_tokens[row]
-            heapq.heapreplace(self._tokenised_ns, done_ns)
-            heapq.heappush(self._on_way, (ceil(done_ns) + self._latency_of(row), row, arrival))
+            heapreplace(self._tokenised_ns, done_ns)
+            heappush(self._on_way, (ceil(done_ns) + self._latency_of(row), row, arrival))
 
     def _requests_per_process(self) -> float:
         count = len(self._working)
@@ -134,7 +135,7 @@ class FrontEnd:
     def _latency_of(self, row: int) -> int:
         if not self._width:
             return self._latency_ns
-        return round(self._latency_ns * (self._shortest + self._width * draw(row, _STEPS) / _STEPS))
+        return nearest_ns(self._latency_ns * (self._shortest + self._width * draw(row, _STEPS) / _STEPS))
 
     def _look_ahead(self) -> None:
         next_ns = self._coming_ns
@@ -178,20 +179,20 @@ class SecondFrontEnd:
 
 
 class Coming:
-    """Arrivals that are told one by one."""
+    """Arrivals that are added one by one."""
 
     def __init__(self) -> None:
         self._coming: list[tuple[int, int]] = []  # a heap of times and rows
         self.next_ns = NEVER
 
     def push(self, row: int, at_ns: int) -> None:
-        heapq.heappush(self._coming, (at_ns, row))
+        heappush(self._coming, (at_ns, row))
         self.next_ns = self._coming[0][0]
 
     def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
         due = []
         while self._coming and self._coming[0][0] <= now_ns:
-            due.append(heapq.heappop(self._coming))
+            due.append(heappop(self._coming))
         self.next_ns = self._coming[0][0] if self._coming else NEVER
         return due
 

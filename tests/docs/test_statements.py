@@ -98,7 +98,7 @@ def test_the_page_on_outputs_has_the_columns_of_the_tables(run_folder: Path, tab
     assert documented(part(f"{table}.parquet")) == set(pd.read_parquet(run_folder / f"{table}.parquet").columns)
 
 
-_OF_SOME_RUNS = ("Servers that come and go", "Sessions")
+_OF_SOME_RUNS = ("Several servers", "Servers that come and go", "Sessions")
 
 
 def test_the_page_on_outputs_has_the_keys_of_the_summary(run_folder: Path) -> None:

@@ -29,7 +29,7 @@ def test_four_static_requests_use_41_percent_of_their_slots(tmp_path: Path) -> N
     settings = (f"trace.path={trace}", "trace=csv", "arrival=all_at_once", "max_num_seqs=4", "scheduler=static")
     steps = Lab(tmp_path).predict(*settings).steps
     assert len(steps) == 100 and steps["num_decode_seqs"].sum() + steps["num_prefill_seqs"].sum() == 165
-    assert steps["num_padding_tokens"].sum() == 400 - 165, "who has ended is computed on until the batch ends"
+    assert steps["num_padding_tokens"].sum() == 400 - 165, "finished sequences are padding rows until the batch ends"
 
 
 def test_every_claim_is_listed_and_the_page_is_that_of_the_stored_figures() -> None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import EngineConfig
 from harness.config import ModelConfig as ConfiguredModel
-from harness.engines.resolving.shapes import model_shape
+from harness.engines.resolving.system import model_shape
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
 from simulator.models.decoder import decoder
@@ -60,7 +60,7 @@ def load_model(name: str) -> Model:
     fields = _fields(name)
     del fields["defaults"]
     quantization = QUANTIZATIONS[fields.get("quantization", "none")]
-    return decoder(**fields | {"dtype": "bf16", "dtype_bytes": 2, "quantization": quantization})
+    return decoder(**fields | {"dtype": "bf16", "quantization": quantization})
 
 
 def listed(name: str, quantization: str | None = None) -> Model:
@@ -89,7 +89,6 @@ WINDOWED = resized(QWEN, sliding_window=1000, num_sliding_layers=20)
 MODEL = decoder(
     name="test", num_layers=3, hidden_size=64, num_attention_heads=4, num_kv_heads=2, head_dim=16,
     intermediate_size=128, vocab_size=1000, tie_word_embeddings=False, max_position_embeddings=4096, dtype="bf16",
-    dtype_bytes=2,
 )  # fmt: skip
 LAYERS = MODEL.num_layers
 OPERATORS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -175,7 +174,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS = {"num_experts": 2, "num_experts_per_token": 2, "moe_intermediate_size": 32}  # all run, whatever the input
 FAMILIES = {"qwen3": SHAPE, "qwen3_moe": SHAPE | EXPERTS, "llama": SHAPE | {"name": "Llama"}}
-MODEL_SHAPE = decoder(**SHAPE | {"dtype": "fp32", "dtype_bytes": 4})
+MODEL_SHAPE = decoder(**SHAPE | {"dtype": "fp32"})
 ENGINE = EngineConfig(
     num_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, load_format="random"
 )

@@ -12,20 +12,20 @@ from engine.core.policies.static import Static, StaticOptions
 from engine.core.running.preemption import Preemption
 from engine.core.scheduler import Scheduler
 from harness.workload.arrivals import OpenLoop
-from simulator.drivers.phases import Clock
+from simulator.drivers.shared import Shared
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, make, simulate
 from tests.simulator.workloads import simple_trace
 
 
 def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_events, step = 0, Clock.step
+    num_events, pass_to = 0, Shared.pass_to
 
-    def count(env: Clock) -> None:
+    def count(server: Shared, now: int, phase: int) -> None:
         nonlocal num_events
         num_events += 1
-        step(env)
+        pass_to(server, now, phase)
 
-    monkeypatch.setattr(Clock, "step", count)
+    monkeypatch.setattr(Shared, "pass_to", count)
     rng = np.random.default_rng(0)
     trace = simple_trace(rng.integers(1, 90, 64).tolist(), rng.integers(100, 1000, 64).tolist())
     runs, counts = [], []
@@ -34,9 +34,9 @@ def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans(monkey
         scheduler = make(16, policy="static", num_blocks=5000)
         arrivals = OpenLoop(np.zeros(64, np.int64))
         runs += simulate(trace, arrivals, [scheduler], observer=log, alone=False, compress=compress)
-        # Beside ends of plans: the arrivals, the first planning at 0, and the one after which nothing is left.
+        # Beside ends of plans: the first planning at 0, and the one after which nothing is left.
         # A run is lengthened up to three times.
-        assert num_events <= 3 + len(log.plans) * (4 if compress else 1)
+        assert num_events <= 2 + len(log.plans) * (4 if compress else 1)
         counts.append(len(log.plans))
     assert_same(*runs)
     # A batch has its prompts, and a plan for each end of a request.

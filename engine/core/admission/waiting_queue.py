@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any
 
 from engine.core.admission.need import Need
@@ -84,14 +84,14 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         self._num_pushed += 1
         entry = self._order(sequence), sequence.request.order, self._num_pushed, sequence
-        heapq.heappush(self._heap, entry)
+        heappush(self._heap, entry)
         if sequence.block_table:
             self.holders[sequence] = entry[:3]
         if self._heap[0][-1] is sequence:
             self.unblock_head()
 
     def pop(self) -> Sequence:
-        sequence: Sequence = heapq.heappop(self._heap)[-1]
+        sequence: Sequence = heappop(self._heap)[-1]
         if self.holders:
             self.holders.pop(sequence, None)
         self.held = None
@@ -104,7 +104,7 @@ class WaitingQueue:
 
     def first(self, count: int) -> list[Sequence]:
         """The first `count` in order, or fewer if fewer wait."""
-        return [entry[-1] for entry in heapq.nsmallest(count, self._heap)]
+        return [entry[-1] for entry in nsmallest(count, self._heap)]
 
     def on_seat(self, sequence: Sequence) -> None:
         """A sequence got a seat: it left the queue, or was forked from one that runs."""
@@ -120,6 +120,6 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         self._heap = [entry for entry in self._heap if entry[-1] is not sequence]
-        heapq.heapify(self._heap)
+        heapify(self._heap)
         self.holders.pop(sequence, None)
         self.unblock_head()

@@ -25,12 +25,12 @@ from __future__ import annotations
 import heapq
 from collections import abc
 from itertools import chain, repeat
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.clock import Clock, DecodeClock
+from engine.core.clock import DecodeClock
+from engine.core.decodes.foreseen import Entry, Position
 from engine.core.decodes.interface import Decodes, can_be_found
 from engine.core.decodes.step_sums import StepSums
 from engine.core.flight import Verified
@@ -47,40 +47,6 @@ _NOTHING_DUE: dict[Sequence, int] = {}
 _CONTEXTS, _SQUARES, _DRAFTED, _ACCEPTED = range(4)  # rows of the sums
 
 
-class _Position(Clock):
-    """The clock of one sequence: the tokens that it has gained since it joined."""
-
-    __slots__ = ("clock", "joined", "gained")
-
-    def __init__(self, clock: DecodeClock, gained: NDArray[np.int64]) -> None:
-        self.clock = clock
-        self.joined = clock.step
-        self.gained = gained
-
-    @property
-    def count(self) -> int:
-        return int(self.gained[self.clock.step - self.joined])
-
-
-class _Entry(NamedTuple):
-    """What is kept of a sequence; parts int64[4, steps], its part of the sums of each step until it ends or rests."""
-
-    position: _Position
-    parts: NDArray[np.int64]
-    growth_steps: list[int]  # clock values
-    fill_steps: list[int]
-
-    @property
-    def events(self) -> set[int]:
-        """The clock values after its last token and after its last step."""
-        return {self.position.joined + len(self.position.gained) - 1, self.end}
-
-    @property
-    def end(self) -> int:
-        """The clock value after the last step of the sequence."""
-        return self.position.joined + self.parts.shape[1]
-
-
 class RaggedDecodes(Decodes):
     """Sequences that decode up to 1 + num_drafts tokens per step, in the order they joined."""
 
@@ -94,7 +60,7 @@ class RaggedDecodes(Decodes):
         self._num_drafts = num_drafts
         self._trajectory = trajectory
         self._plans_ahead = plans_ahead
-        self._entries: dict[Sequence, _Entry] = {}
+        self._entries: dict[Sequence, Entry] = {}
         self._growth: dict[int, dict[Sequence, int]] = {}  # clock value -> blocks that each sequence needs then
         self._grown = -1  # clock value up to which these blocks were taken
         self._fills: dict[int, dict[Sequence, None]] = {}  # clock value -> findable sequences that fill a block then
@@ -108,7 +74,7 @@ class RaggedDecodes(Decodes):
         lengths, drafted = self._course(sequence, first)
         if not len(drafted):  # it is paused before it decodes
             self.resting[sequence], drafted = None, np.zeros(1, np.int64)
-        position = _Position(self.clock, lengths - lengths[0])
+        position = Position(self.clock, lengths - lengths[0])
         parts: NDArray[np.int64] = np.empty((4, len(drafted)), np.int64)
         contexts = parts[_CONTEXTS] = lengths[: len(drafted)]
         parts[_SQUARES] = contexts**2
@@ -124,7 +90,7 @@ class RaggedDecodes(Decodes):
             fills = self._plan_fills(contexts, sequence.num_registered_blocks)
         most: NDArray[np.int64] = np.append(first, contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
         growth = self._plan_growth(sequence, most + drafted)
-        entry = self._entries[sequence] = _Entry(position, parts, [*growth], fills)
+        entry = self._entries[sequence] = Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
             self._growth.setdefault(step, {})[sequence] = count
         for step in fills:

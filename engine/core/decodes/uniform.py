@@ -11,8 +11,8 @@ squares are running sums: k steps turn S1 into S1 + kn and S2 into S2 + 2k S1 + 
 
 from __future__ import annotations
 
-import heapq
 from collections import abc
+from heapq import heappop, heappush
 from typing import Any
 
 from engine.core.clock import DecodeClock
@@ -23,7 +23,7 @@ from engine.core.plan import BlockGrowth
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
-_NOTHING_DUE: dict[Sequence, list[int]] = {}
+_NOTHING_DUE: dict[Sequence, None] = {}
 _NO_GROWTH = BlockGrowth(0, [], [])
 
 
@@ -36,7 +36,7 @@ class UniformDecodes(Decodes):
         self._num_context_tokens = 0
         self._num_squared_context_tokens = 0
         self._block_size = block_size
-        self._boundary: dict[int, dict[Sequence, list[int]]] = {}  # phase -> sequences and their block tables
+        self._boundary: dict[int, dict[Sequence, None]] = {}  # phase -> sequences
         self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
         self._finish_steps: list[int] = []  # heap of the keys of _finish
 
@@ -53,11 +53,11 @@ class UniformDecodes(Decodes):
         bucket = self._boundary.get(phase)
         if bucket is None:
             bucket = self._boundary[phase] = {}
-        bucket[sequence] = sequence.block_table
+        bucket[sequence] = None
         ending = self._finish.get(end)
         if ending is None:
             ending = self._finish[end] = {}
-            heapq.heappush(self._finish_steps, end)
+            heappush(self._finish_steps, end)
         ending[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -79,7 +79,7 @@ class UniformDecodes(Decodes):
 
     def next_event(self) -> int:
         while not self._finish[self._finish_steps[0]]:
-            del self._finish[heapq.heappop(self._finish_steps)]
+            del self._finish[heappop(self._finish_steps)]
         return self._finish_steps[0] - self.clock.step
 
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
@@ -140,7 +140,10 @@ class UniformDecodes(Decodes):
         self._num_squared_context_tokens += num_steps * (2 * self._num_context_tokens + growth)
         self._num_context_tokens += growth
         self.fresh.clear()
-        finished = list(self._finish.get(self.clock.step, ()))
+        ending = self._finish.get(self.clock.step)
+        if not ending:
+            return []
+        finished = list(ending)
         for sequence in finished:
             self.remove(sequence)
         return finished
@@ -154,8 +157,8 @@ class UniformDecodes(Decodes):
             return [ahead for ahead in range(1, num_steps) if (now + ahead) % size in boundary]
         return sorted([s for phase in boundary for s in range((phase - now - 1) % size + 1, num_steps, size)])
 
-    def _due(self, ahead: int) -> dict[Sequence, list[int]]:
-        """Sequences, with their block tables, that need a new block `ahead` decode steps from now."""
+    def _due(self, ahead: int) -> dict[Sequence, None]:
+        """Sequences that need a new block `ahead` decode steps from now."""
         return self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE)
 
     def check_integrity(self) -> None:
@@ -169,18 +172,18 @@ class UniformDecodes(Decodes):
             phase, end = self.sequences[sequence]
             offset = self.clock.step - sequence.num_tokens
             assert (phase, end) == ((offset + 1) % self._block_size, offset + sequence.end_length)
-            assert self._boundary[phase][sequence] is sequence.block_table
-            assert sequence in self._finish[end] and end > self.clock.step
+            assert sequence in self._boundary[phase] and sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
 
 
-def _growth(ahead: int, due: dict[Sequence, list[int]], taken: list[int]) -> BlockGrowth:
-    """Append `taken` to the block tables that are due, one to each."""
-    tables: list[list[Any]] = [*due.values()]
+def _growth(ahead: int, due: dict[Sequence, None], taken: list[int]) -> BlockGrowth:
+    """Append `taken` to the block tables of those that are due, one to each."""
+    sequences = list(due)
     ids: list[Any] = taken  # a compiled core would make new objects of numbers
-    for number, table in enumerate(tables):
+    for number, sequence in enumerate(sequences):
+        table: list[Any] = sequence.block_table
         table.append(ids[number])
-    return BlockGrowth(ahead, list(due), taken)
+    return BlockGrowth(ahead, sequences, taken)
 
 
 def uniform_decodes(block_size: int, longest: int) -> Decodes:

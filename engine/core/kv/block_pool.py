@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection
 from functools import lru_cache
-from itertools import chain, compress, groupby
+from itertools import chain, compress
+from typing import Any
 
 from engine.core.kv.pool import Evict
 
@@ -100,8 +100,12 @@ class BlockPool:
         return self._segment_of[block] is not None
 
     def count_queued(self, blocks: list[int]) -> int:
-        segments = [*map(self._segment_of.__getitem__, blocks)]
-        return len(blocks) - segments.count(None)
+        segment_of: list[Any] = self._segment_of
+        num_queued = 0
+        for block in blocks:
+            if segment_of[block] is not None:
+                num_queued += 1
+        return num_queued
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
@@ -111,7 +115,9 @@ class BlockPool:
         num_entries, shared = sum(map(len, tables)), self._shared
         if not shared:
             return num_entries
-        counts = Counter(chain.from_iterable([shared.keys() & table for table in tables]))
+        if len(tables) == 1:
+            return num_entries - len(self._shared_in(tables[0]))
+        counts = Counter(chain.from_iterable([self._shared_in(table) for table in tables]))
         return num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
 
     def num_references(self, block: int) -> int:
@@ -170,14 +176,17 @@ class BlockPool:
 
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
-        segment_of, shared = self._segment_of, self._shared
-        for segment, group in groupby(blocks, segment_of.__getitem__):
-            hits = [*group]
-            if segment is None:
-                for block in hits:
-                    shared[block] = shared.get(block, 0) + 1
-                self.num_extra_references += len(hits)
+        segment_of: list[Any] = self._segment_of
+        end, num_blocks = 0, len(blocks)
+        while end < num_blocks:
+            start, found = end, segment_of[blocks[end]]
+            while end < num_blocks and segment_of[blocks[end]] is found:
+                end += 1
+            hits = blocks[start:end]
+            if found is None:
+                self._share(hits)
                 continue
+            segment: _Segment = found
             for block in hits:
                 segment_of[block] = None
             self.num_free -= len(hits)
@@ -195,14 +204,14 @@ class BlockPool:
         `hashes` may be longer, and grow, but what it holds must stay as it is.
         """
         num_kept = 0  # leading blocks that others hold
-        if self._shared and (shared := self._shared.keys() & table):
+        if self._shared and (shared := self._shared_in(table)):
             self.drop_shared(shared)
-            if shared.issuperset(table[: len(shared)]):  # a common prefix, as nearly always
+            if shared == table[: len(shared)]:  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
-                hashed = zip(table[:num_hashed], hashes, strict=False)
-                hashes = [each for block, each in hashed if block not in shared]
-                table = [block for block in table if block not in shared]
+                others, hashed = set(shared), zip(table[:num_hashed], hashes, strict=False)
+                hashes = [each for block, each in hashed if block not in others]
+                table = [block for block in table if block not in others]
                 num_hashed = len(hashes)
         self.num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
@@ -217,15 +226,37 @@ class BlockPool:
         if self._cached_size > 1:
             self._forget_oldest()
 
-    def drop_shared(self, blocks: Collection[int]) -> None:
+    def drop_shared(self, blocks: list[int]) -> None:
         """Give up one of at least two references to each of these blocks."""
-        shared = self._shared
-        for block in blocks:
-            if shared[block] == 1:
-                del shared[block]
+        shared: dict[Any, int] = self._shared
+        ids: list[Any] = blocks  # here and below: a compiled core would make new objects of numbers
+        for block in ids:
+            num_left = shared[block] - 1
+            if num_left:
+                shared[block] = num_left
             else:
-                shared[block] -= 1
+                del shared[block]
         self.num_extra_references -= len(blocks)
+
+    def _share(self, blocks: list[int]) -> None:
+        """Add a reference to each of `blocks`, which are held."""
+        shared: dict[Any, int] = self._shared
+        ids: list[Any] = blocks
+        for block in ids:
+            shared[block] = shared.get(block, 0) + 1
+        self.num_extra_references += len(blocks)
+
+    def _shared_in(self, table: list[int]) -> list[int]:
+        """The blocks of `table` that several sequences hold, in order: most often its first ones, and all there are."""
+        shared: dict[Any, int] = self._shared
+        ids: list[Any] = table
+        num_leading, num_ids = 0, len(ids)
+        while num_leading < num_ids and ids[num_leading] in shared:
+            num_leading += 1
+        leading = table[:num_leading]
+        if num_leading == len(shared):
+            return leading
+        return leading + [block for block in ids[num_leading:] if block in shared]
 
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         segment = _Segment(blocks, hashes, offset)

@@ -92,7 +92,7 @@ class RangePool:
     def hold(self, blocks: list[int]) -> None:
         raise AssertionError("a reservation is not shared")
 
-    def drop_shared(self, blocks: abc.Collection[int]) -> None:
+    def drop_shared(self, blocks: list[int]) -> None:
         raise AssertionError("a reservation is not shared")
 
     def is_queued(self, block: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
 Evict = Callable[[list[int], list[int]], None]
@@ -40,7 +40,7 @@ class Pool(Protocol):
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes."""
 
-    def drop_shared(self, blocks: Collection[int]) -> None:
+    def drop_shared(self, blocks: list[int]) -> None:
         """Give up one of at least two references to each of these blocks."""
 
     def is_queued(self, block: int) -> bool:

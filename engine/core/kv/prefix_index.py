@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-_LOOKUP_STRIDE = 64  # hashes looked up at once: most prompts miss early
+from typing import Any
 
 Content = tuple[int | None, bytes]  # the parent's hash and the block's tokens
 
@@ -31,7 +30,8 @@ class PrefixIndex:
     another sequence adds its hash. A sequence comes by a prefix only by finding it or by adding it, so of a run that is
     not entered a sequence has registered all hashes or none, and never adds a hash that is only in a run. Who lets a
     sequence keep a part of its prefix must `enter` the runs that begin there. A few blocks are entered at once, and so
-    are those whose tokens are known: their hashes can collide.
+    are those whose tokens are known: their hashes can collide. Hashes stand for prefixes, whose ends are evicted first:
+    where the first hash that a sequence adds is not there, none of those after it is.
 
     Attributes:
         shortest_run: fewer blocks are no run; to enter them at once takes no longer.
@@ -61,14 +61,14 @@ class PrefixIndex:
         return blocks
 
     def _find_entered(self, hashes: list[int], first: int, limit: int) -> list[int]:
-        find = self._blocks.get
-        blocks: list[int] = []
-        for start in range(first, limit, _LOOKUP_STRIDE):
-            found = list(map(find, hashes[start : min(start + _LOOKUP_STRIDE, limit)]))
-            if None in found:
-                blocks += found[: found.index(None)]  # type: ignore[arg-type]
+        index: dict[Any, Any] = self._blocks
+        keys: list[Any] = hashes  # a compiled core would make new objects of numbers
+        blocks: list[Any] = []
+        for i in range(first, min(limit, len(keys))):
+            block = index.get(keys[i])
+            if block is None:
                 break
-            blocks += found  # type: ignore[arg-type]
+            blocks.append(block)
         return blocks
 
     def num_equal(self, blocks: list[int], contents: Iterable[Content]) -> int:
@@ -85,7 +85,7 @@ class PrefixIndex:
     def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
         """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
         known = dict(zip(blocks, contents, strict=False)) if contents else {}
-        if len(blocks) >= self.shortest_run and not known and self._blocks.keys().isdisjoint(hashes):
+        if len(blocks) >= self.shortest_run and not known and hashes[0] not in self._blocks:
             self._blocks[hashes[0]] = blocks[0]
             self._runs[hashes[0]] = self._run_at[blocks[-1]] = _Run(blocks, hashes)
         else:

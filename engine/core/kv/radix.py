@@ -12,7 +12,7 @@ the blocks of the tree. What a sequence that gives way has generated is not cach
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
@@ -93,7 +93,7 @@ class RadixPool:
     def hold(self, blocks: list[int]) -> None:
         raise NotImplementedError("sequences hold nodes")
 
-    def drop_shared(self, blocks: Collection[int]) -> None:
+    def drop_shared(self, blocks: list[int]) -> None:
         raise NotImplementedError("sequences hold nodes")
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:

@@ -12,7 +12,7 @@ what is stored behind one that is taken cannot be found any more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
@@ -83,7 +83,7 @@ class StoredPool:
     def give_back(self, blocks: list[int]) -> None:
         raise NotImplementedError("nobody sets blocks aside")
 
-    def drop_shared(self, blocks: Collection[int]) -> None:
+    def drop_shared(self, blocks: list[int]) -> None:
         raise NotImplementedError("nobody writes to a block that is shared")
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:

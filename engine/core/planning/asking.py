@@ -156,7 +156,7 @@ AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
 
 
 def admit_what_fits(need: Need, state: AdmissionState) -> Admit | Wait:
-    """Whoever has a seat, tokens and blocks may enter, with a part of its prompt where that may be cut."""
+    """A sequence with a seat, tokens and blocks may enter, with a part of its prompt where that may be cut."""
     if need.seats > state.free_seats:
         return WAIT
     num_tokens = need.tokens

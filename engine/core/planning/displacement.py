@@ -15,7 +15,7 @@ from engine.core.sequence import Sequence
 def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequence], Any]) -> None:
     """Preempt the last in `rank` until those in the queue who come before them have seats and blocks.
 
-    It comes first in a step, so that those can be admitted in it, and it goes as far as the step has tokens for them.
+    This is done first in a step, for as many as the step has tokens for, so that it can admit them.
     Nobody is preempted for a sequence that would not fit even if all who come after it gave way.
     """
     limits, running = planner.limits, planner.running
@@ -39,7 +39,7 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
                 after.pop()
                 planner.preempt(draft, victims.pop())
         budget, others = budget - need.tokens, need
-    draft.is_starved = False  # who gave way did so for those that are admitted now
+    draft.is_starved = False  # sequences gave way for those that are admitted now
 
 
 def _must_wait(planner: StepPlanner, need: Need, state: AdmissionState) -> bool:
@@ -49,8 +49,8 @@ def _must_wait(planner: StepPlanner, need: Need, state: AdmissionState) -> bool:
 def _state_without(
     planner: StepPlanner, now: int, budget: int, leaving: abc.Sequence[Sequence] = (), num_kept: int = 0
 ) -> AdmissionState:
-    """What is left when those `leaving` have given up all that they hold, waiting ones `num_kept` blocks, and who runs
-    on has got the blocks of the step."""
+    """What is left when `leaving` have given up all that they hold, waiting sequences `num_kept` blocks, and when those
+    that run on have the blocks of the step."""
     state = planner.admission.state(now, budget, planner.limits.cuts_prompts, planner.admission.free_seats)
     free_seats, free_blocks = state.free_seats, state.free_blocks + num_kept - planner.num_blocks_due()
     for sequence in leaving:

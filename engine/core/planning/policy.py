@@ -26,8 +26,8 @@ class Policy(Protocol):
         preemption: who gives way when blocks run out, and what it keeps.
         finds_verified: what the drafts of a step brought can be found by others when it has run, not only when the next
             one is planned.
-        never_recomputes: whoever has computed its prompt never computes it again.
-        pads: whether its batches keep their shape: who has ended is computed on as padding until all have
+        never_recomputes: whether no sequence computes its prompt again after it has computed it once.
+        pads: whether its batches keep their shape: finished sequences are padding rows until all have ended
             (`engine.core.running.padding`), and the prompts of a step are padded to the longest.
     """
 
@@ -59,7 +59,7 @@ class Policy(Protocol):
 class BasePolicy:
     """Chunked prefill: all decodes, then prompt chunks in what the token budget leaves.
 
-    It keeps order and preemption, and admits whoever has a seat, tokens and blocks, but nobody in a step that preempts.
+    It keeps order and preemption, and admits sequences that have a seat, tokens and blocks, unless the step preempts.
     """
 
     options_type: ClassVar[type[Any]] = NoOptions

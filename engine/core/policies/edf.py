@@ -31,7 +31,7 @@ class EarliestDeadlineOptions:
 class EarliestDeadline(BasePolicy):
     """The order is of admission only: a sequence that runs is not interrupted for a more urgent one.
 
-    Deadlines do not move, so nobody starves: whoever arrives late enough is due later.
+    Deadlines do not move, so no request starves: those that arrive late enough are due later.
     """
 
     options_type = EarliestDeadlineOptions

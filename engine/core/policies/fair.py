@@ -34,7 +34,7 @@ class FairOptions:
 
 
 class Fair(BasePolicy):
-    """A tenant is who the trace says it is, or else a session.
+    """The tenant of a request is that of its trace, or else its session.
 
     Where a seat is free, the pool is full and several tenants wait, the head can change with every token: such steps
     are planned one by one, at a cost per running sequence and per tenant that waits.

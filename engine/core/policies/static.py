@@ -19,10 +19,10 @@ class StaticOptions:
 
     Attributes:
         max_queue_delay_s: how long the first in the queue may be held back while fewer than a full batch wait; 0 starts
-            with whoever is there.
-        padded: batches keep their shape, as in engines without ragged batches: who has ended is computed on, as
-            padding, and keeps its blocks until the batch ends, and the prompts of a step are padded to the longest.
-            With false a batch shrinks as its sequences end.
+            a batch with the requests that wait.
+        padded: batches keep their shape, as in engines without ragged batches: finished sequences stay in the batch as
+            padding rows and keep their blocks until the batch ends, and the prompts of a step are padded to the
+            longest. With false a batch shrinks as its sequences end.
     """
 
     max_queue_delay_s: float = 0.0

@@ -15,8 +15,8 @@ from engine.core.sequence import Sequence
 class GivingWay:
     """Frees blocks for the sequences of one lane.
 
-    Blocks run out in this order: free ones, those of padding, those that waiting sequences kept, those of whoever is
-    preempted next, which may be kept in turn. So preemption frees no more than is needed.
+    Blocks run out in this order: free ones, those of padding, those that waiting sequences kept, those of the
+    sequence that is preempted next, which may keep some in turn. So preemption frees no more than is needed.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class GivingWay:
         return True
 
     def _others_give_up(self, head: Sequence) -> bool:
-        """Where nobody runs, free blocks for the head of the queue, at the cost of those behind it.
+        """Where no sequence runs, free blocks for the head of the queue, at the cost of those behind it.
 
-        While somebody runs, its end will free blocks, so that those who wait may keep theirs.
+        While a sequence runs, its end will free blocks, so that waiting sequences may keep their own.
         """
         if self.running.sequences or not self.waiting.head_blocked:
             return False

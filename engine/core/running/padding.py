@@ -1,12 +1,12 @@
-"""Padding: what a batch of fixed shape goes on computing for those of its sequences that have ended.
+"""Padding: rows that a batch of fixed shape goes on computing in place of its finished sequences.
 
     sequence   decoding ──last token──▶ ending ──commit──▶ released
                                                  │ seat and blocks
     its row                                      └──▶ padding ──end of the batch──▶ released
 
-A row of padding decodes like any sequence: it computes a token that nobody gets in every step, and takes a block
-whenever it has filled one. It belongs to a request of its own, so that the one that has ended keeps its counts. Rows
-give way before anybody who waits or runs does, and at the end of `max_model_len` or of their reservation. Where steps
+A row of padding decodes like any sequence: in every step it computes a token, which is dropped, and it takes a block
+whenever it has filled one. It belongs to a request of its own, so that the finished one keeps its counts. Rows give
+way before any waiting or running sequence does, and at the end of `max_model_len` or of their reservation. Where steps
 are planned ahead, a row sits out the step that was planned before its sequence was known to have ended.
 """
 

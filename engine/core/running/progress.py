@@ -24,7 +24,7 @@ class Progress:
     its seat and its blocks.
 
     Args:
-        pads_to: most tokens of the padding that takes the place of who has ended; None for no padding.
+        pads_to: most tokens of the padding rows of finished sequences; None for no padding.
         finds_verified: as `Policy` has it.
     """
 

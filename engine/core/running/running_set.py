@@ -42,7 +42,7 @@ class RunningSet:
             is copied to another server.
         forked: those that may have to copy a block that they share before they write into it.
         ending: those that got their last token in a plan that is not committed.
-        padding: decodes, or paused, that nobody asked for: the rows of those of a batch that have ended.
+        padding: padding rows of finished sequences in a static batch, among the decodes or the paused.
         num_reserved: seats of sequences that will be forked from admitted ones.
         flights: plans that are not committed, at most two, in order.
         returning: parked ones that became ready since the plan under way was made.
@@ -113,7 +113,7 @@ class RunningSet:
             self.prefilling[sequence] = None
 
     def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:
-        """Register the blocks of decodes that are known to be full when the step `ahead` of the next one is planned."""
+        """Register the blocks of decodes that are known to be full `ahead` steps after the next one is planned."""
         for sequence, num_tokens in self.filled(ahead):
             if sequence not in stopped:
                 self._blocks.announce(sequence, num_tokens)
@@ -121,7 +121,7 @@ class RunningSet:
     def filled(self, ahead: int) -> list[tuple[Sequence, int]]:
         """Decodes that may have filled a block by then, and how many known tokens they have.
 
-        Who sat out the plan under way, or the last one, waits for no token, so that nothing of it lags behind.
+        A sequence that sat out the plan under way, or the last one, waits for no token: all its tokens are known.
         """
         decodes, filled = self.decodes, [*self.decodes.filling(ahead - self.lag)]
         if decodes.fresh and self.lag and (ahead < self.lag or not self.flights):

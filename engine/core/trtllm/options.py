@@ -14,11 +14,11 @@ class TrtllmOptions:
     """Settings of `policy=trtllm`, by the names that TensorRT-LLM gives them.
 
     Attributes:
-        capacity_scheduler_policy: who fits into the memory: guaranteed_no_evict those for whom there is room until they
-            have generated all that they may, so that nobody is paused; max_utilization those who have blocks for the
-            next step, and whoever came last is paused when these run out; static_batch as guaranteed_no_evict, but
-            prompts are computed only while nobody decodes.
-        context_chunking_policy: who gets the tokens of a step that has not enough for all prompts:
+        capacity_scheduler_policy: which requests fit into the memory. guaranteed_no_evict: those with room for all that
+            they may generate, so that none is paused; max_utilization: those with blocks for the next step, of which
+            the last to come is paused when blocks run out; static_batch: as guaranteed_no_evict, but prompts are
+            computed only while no request decodes.
+        context_chunking_policy: which prompts get the tokens of a step that has not enough for all:
             first_come_first_served each in turn all that is left, equal_progress all the same.
         batch_wait_timeout_iters: for how many steps prompts wait for more of them while others decode.
         batch_wait_max_tokens_ratio: share of `max_num_batched_tokens` from which a step is worth its prompts, so that

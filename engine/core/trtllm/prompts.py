@@ -29,8 +29,8 @@ class Part(NamedTuple):
 def take_part(planner: StepPlanner, fitting: Fitting) -> Part:
     """Who could take part in the step.
 
-    Decodes that do not fit sit the step out. Where prompts are not cut, each is charged in its turn, and nobody gets
-    anything after the first one for whom the tokens are not enough.
+    Decodes that do not fit sit the step out. Where prompts are not cut, each is charged in its turn up to the first for
+    which the tokens are not enough.
     """
     decodes, budget = planner.running.decodes.sequences, planner.max_num_batched_tokens
     prompts: dict[Sequence, Context] = {}

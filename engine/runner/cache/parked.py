@@ -16,8 +16,8 @@ class Parked:
 
     Attributes:
         number: of the last plan.
-        awaited: what comes next must wait for all copies up to this number: their sequences take part in it, or were
-            aborted and give up their blocks.
+        awaited: the next plan must wait for all copies up to this number: it has their sequences, or the blocks of
+            those that were aborted.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Parked:
             self._plans.append((self.number, list(plan.parked)))
 
     def await_first(self) -> None:
-        """Let what comes next wait for the copies that end first."""
+        """Let the next plan wait for the copies that end first."""
         self.awaited = self._plans[0][0]
 
     def take_landed(self, number: int) -> list[Sequence]:
@@ -54,7 +54,7 @@ class Parked:
         return landed
 
     def hurry(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Let what comes next wait for the copies of sequences that were aborted: others may need their blocks."""
+        """Let the next plan wait for the copies of aborted sequences: others may need their blocks."""
         aborted = set(sequences)
         numbers = [number for number, parked in self._plans if not aborted.isdisjoint(parked)]
         self.awaited = max([self.awaited, *numbers])

@@ -15,7 +15,7 @@ from engine.runner.inputs.sampling_inputs import Array, Ints, SamplingInputs
 from engine.sampling_params import SamplingParams
 
 Requests = abc.Mapping[Sequence, tuple[SamplingParams, int]]
-_PADDING = SamplingParams(temperature=0), 0  # of rows whose tokens nobody gets
+_PADDING = SamplingParams(temperature=0), 0  # of rows whose tokens are dropped
 NO_SAMPLES: abc.Mapping[Sequence, int] = {}
 
 
@@ -88,7 +88,7 @@ class DecodeRows:
         leaving = dict.fromkeys([*self._leaving, *plan.preempted, *plan.paused])
         num_staying = len(self.sequences) - sum(sequence in self._row_of for sequence in leaving)
         if plan.num_decodes and num_staying + len(joined) > plan.num_decodes:
-            # Some get their last token with a plan that is not committed yet.
+            # Sequences that end with a plan which is not committed yet take no part in this one.
             leaving |= {sequence: None for sequence in self.sequences if sequence not in plan.decodes}
         moves = self._drop(leaving)
         self._leaving.clear()

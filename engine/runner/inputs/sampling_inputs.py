@@ -1,4 +1,4 @@
-"""What a plan samples by: parameters of every row, and for the rows that need more, edits of their logits.
+"""The sampling parameters of a plan's rows, and edits of the logits of rows that need more than these.
 
 Rows are numbered as the runner samples them: the samples of completed prompts, then the decode rows. A sequence is
 *adjusted* while its next token takes more than temperature, top-k, top-p and a seed. The edits depend on all tokens

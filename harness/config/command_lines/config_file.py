@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from engine.documents import DocumentError, read_yaml, user_path
+from engine.documents import errors_as, read_yaml, user_path
 from harness.errors import ConfigError
 
 _FLAG = "--config"
@@ -42,10 +42,8 @@ def with_config_file(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _flags_of(path: str) -> tuple[list[str], list[str], list[str]]:
     """The model that a file names, if it does, the other words that it stands for, and notes."""
-    try:
+    with errors_as(ConfigError, f"{_FLAG} {path}"):
         document = read_yaml(user_path(path))
-    except DocumentError as error:
-        raise ConfigError(f"{_FLAG} {path}: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise ConfigError(f"{_FLAG} {path}: must hold flags by name")
     model = [str(document.pop(name)) for name in ("model", "model_tag") if document.get(name)]

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml, user_path
+from engine.documents import errors_as, read_yaml, user_path
 from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError
 
@@ -122,10 +122,8 @@ class KnownModels:
         """The files of the group by the names of the options."""
         found = {}
         for path in (path for folder in self._folders for path in sorted((folder / "model").glob("*.yaml"))):
-            try:
+            with errors_as(ConfigError, path):
                 data = _read(path, path.stat().st_mtime_ns)
-            except DocumentError as error:
-                raise ConfigError(f"{path}: {error}") from None
             if isinstance(data, dict):
                 found[path.stem] = data
         return found

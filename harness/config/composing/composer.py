@@ -16,9 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import hydra._internal.hydra
 from hydra import initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -186,14 +184,19 @@ def _describe(cfg: DictConfig, overrides: Sequence[Override]) -> None:
 _ONE_AT_A_TIME = threading.Lock()  # Hydra keeps what it composes with in one place for all threads
 
 
+class _ComposingOnce(GlobalHydra):
+    """What Hydra keeps for a process; it composes with a `Composer`."""
+
+    def initialize(self, hydra: Any) -> None:
+        super().initialize(hydra)
+        hydra.config_loader = Composer(hydra.config_loader)
+
+
 def compose_once() -> None:
     """Lets Hydra compose with a `Composer` in this process, from when it is next initialized."""
-    # Private to Hydra, the one such use: no public door takes a loader, and without one each job costs 0.5 s.
-    hydra._internal.hydra.ConfigLoaderImpl = _make_loader  # type: ignore[misc, assignment]
-
-
-def _make_loader(config_search_path: ConfigSearchPath) -> Composer:
-    return Composer(ConfigLoaderImpl(config_search_path))
+    instance = _ComposingOnce()
+    instance.hydra = GlobalHydra.instance().hydra
+    GlobalHydra.set_instance(instance)
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:

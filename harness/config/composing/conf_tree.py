@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import errors_as, read_yaml
 from harness.config.composing.option_sets import OPEN_KEYS, OPTION_SETS, attribute_texts, explained, explained_settings
 from harness.config.run import RunConfig
 from harness.config.schema.traffic.reader import models_in, tag_of
@@ -194,10 +194,8 @@ def _show(default: Any) -> str:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    try:
+    with errors_as(ConfigError, path):
         document = read_yaml(path)
-    except DocumentError as error:
-        raise ConfigError(f"{path}: {error}") from None
     if document is not None and not isinstance(document, Mapping):
         raise ConfigError(f"{path}: must hold keys with values")
     return document or {}

@@ -25,8 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from engine.documents import yaml_text
 from harness.config.composing.cache_folder import cache_folder, read_own, stamp, stamps, write_own
 
 _FREE = ("trace", "arrival", "metrics", "seed", "plots", "progress", "verbose")
@@ -68,21 +67,7 @@ class KnownCommand:
         """Leaves in `folder` the files that Hydra leaves there."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.stored.items():
-            text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-            (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes text as OmegaConf does, which reads more of it as flags and numbers."""
-
-    def represent_text(self, text: str) -> yaml.Node:
-        with suppress(ValueError):
-            float(text)
-            return self.represent_scalar("tag:yaml.org,2002:str", text, style="'")
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text.lower() in ("y", "n") else None)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
+            (folder / f"{name}.yaml").write_text(yaml_text(content), encoding="utf-8")
 
 
 @dataclass(frozen=True)

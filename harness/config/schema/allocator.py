@@ -24,9 +24,5 @@ class ContiguousAllocator(ConfigModel, Contiguous):  # type: ignore[misc]  # fro
         self.__post_init__()
         return self
 
-    def rule(self) -> Contiguous:
-        """How reservations are made, as the core takes it."""
-        return Contiguous(self.reserve, self.fit, self.max_tokens)
-
 
 AllocatorConfig = Annotated[PagedAllocator | ContiguousAllocator, Field(discriminator="kind")]

@@ -139,11 +139,6 @@ class ModelConfig(ConfigModel):
                 return f"must divide the heads of {block.kind}"
         return None
 
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes of one weight or KV-cache element."""
-        return 4 if self.dtype == "float32" else 2
-
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         sizes = {name: getattr(self, name) for name in _OF_ALIKE_LAYERS}

@@ -21,7 +21,8 @@ class Answer:
 
     Attributes:
         row: of the trace.
-        issued_ns: when it was sent; for a repeated attempt, the first time.
+        issued_ns: when it was sent, or the connection for it begun; for a repeated attempt, the first time.
+        is_issued: it was; until then `issued_ns` is when the client began to make it.
         num_tokens: output tokens of all its sequences.
         gaps: a gap between tokens in ns, and how many have it.
         error: kind of the failure, and what was said.
@@ -33,6 +34,7 @@ class Answer:
     row: int
     arrival_ns: int
     issued_ns: int
+    is_issued: bool = False
     first_ns: int | None = None
     last_ns: int | None = None
     num_tokens: int = 0

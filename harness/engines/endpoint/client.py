@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -55,6 +56,7 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
             headers=headers,
             read_bufsize=1 << 20,
+            trace_configs=[self._tracing()],
         )
         if self.model:
             return
@@ -67,6 +69,19 @@ class Client:
             raise ConfigError(f"engine.endpoint={self.root}: {self.hidden(_reason(error))}") from None
         except (LookupError, TypeError, ValueError, RecursionError):
             raise ConfigError(f"engine.endpoint={self.root}: tells no model at /v1/models; give engine.model") from None
+
+    def _tracing(self) -> aiohttp.TraceConfig:
+        """Notes when a request leaves: what this process takes to make it is no time of the server."""
+
+        async def note(session: aiohttp.ClientSession, context: SimpleNamespace, event: Any) -> None:
+            answer = context.trace_request_ctx
+            if isinstance(answer, Answer) and not answer.is_issued:
+                answer.issued_ns, answer.is_issued = self._now_ns(), True
+
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_start.append(note)
+        tracing.on_request_chunk_sent.append(note)
+        return tracing
 
     async def close(self) -> None:
         await self._session.close()
@@ -114,7 +129,10 @@ class Client:
         may_repeat = False
         try:
             async with self._session.post(
-                self.root + message.path, data=message.body, headers={"Content-Type": "application/json"}
+                self.root + message.path,
+                data=message.body,
+                headers={"Content-Type": "application/json"},
+                trace_request_ctx=answer,
             ) as response:
                 if response.status != 200:
                     answer.error = f"http_{response.status}: {await self._said(response)}"

@@ -17,6 +17,7 @@ from harness.engines.endpoint.answers import Answer
 from harness.engines.endpoint.client import Client
 from harness.engines.endpoint.seen import ClientRecord, ClientRecorder, notes_on
 from harness.engines.endpoint.texts import make_tokenizer, text_of
+from harness.engines.switching import quick_wakes
 from harness.errors import EngineError
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace
@@ -93,7 +94,8 @@ class EndpointEngine:
             ConfigError: the server makes no texts, and none can be made here.
             EngineError: no request reached the server, or its cache cannot be reset.
         """
-        self._loop.run_until_complete(self._serve())
+        with quick_wakes():
+            self._loop.run_until_complete(self._serve())
         answers = self._recorder.answers
         if answers and not any(each.status == "finished" for each in answers):
             raise EngineError(f"engine=openai: no request was answered; the first: {answers[0].error}")

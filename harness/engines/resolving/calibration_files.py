@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import errors_as, read_yaml, yaml_text
 from harness.errors import ConfigError
 from harness.results.stored.files import CALIBRATION, write_whole
 from simulator.calibration import Calibration, same_setting
@@ -57,10 +57,8 @@ def read(path: Path) -> Calibration:
     Raises:
         ConfigError: the file cannot be read, or is no calibration file.
     """
-    try:
+    with errors_as(ConfigError, f"cost.calibration={str(path)!r}"):
         document = read_yaml(path, numbers="any")  # widths may be infinite
-    except DocumentError as error:
-        raise ConfigError(f"cost.calibration={str(path)!r}: {error}") from None
     values = document if isinstance(document, dict) else {}
     constants, fitted_on, kept = (values.get(name) or {} for name in ("constants", "fitted_on", "kept"))
     kept = kept or []
@@ -90,7 +88,4 @@ def _is_fit(data: Any) -> bool:
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a calibration file, whole or not at all."""
-    from omegaconf import OmegaConf  # imported late, as a run does without it
-
-    text = OmegaConf.to_yaml(OmegaConf.create(dict(document)))
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_whole(path, lambda temporary: temporary.write_text(yaml_text(dict(document)), encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import errors_as, read_yaml
 from harness.config.schema.speculation import AcceptanceConfig, SpeculationConfig
 from harness.errors import ConfigError
 from simulator.acceptance import Speculation, rates_of, rates_of_length
@@ -50,10 +50,8 @@ def accepted_length(path: Path, mode: str, num_drafts: int) -> float:
         ConfigError: the file cannot be read or has no such length.
     """
     key = f"speculation.acceptance_lengths={str(path)!r}"
-    try:
+    with errors_as(ConfigError, key):
         document = read_yaml(path)
-    except DocumentError as error:
-        raise ConfigError(f"{key}: {error}") from None
     models = [value for name, value in _items(document) if not str(name).startswith("_")]
     if len(models) != 1:
         raise ConfigError(f"{key}: must hold the lengths of one model, holds {len(models)}")

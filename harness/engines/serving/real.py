@@ -20,7 +20,7 @@ from kernels.attention.backends import BackendUnavailableError
 
 
 def real_backend(config: RunConfig, tally: Tally, ledger: Ledger | None, name: str) -> RealBackend:
-    """Load the model, whose steps `tally` and `ledger` are told of; one without a tokenizer gets words for tokens.
+    """Load the model; `tally` and `ledger` get its steps. A model without a tokenizer gets words for tokens.
 
     Raises:
         ConfigError: it cannot be loaded or run here.

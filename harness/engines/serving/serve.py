@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from engine.server.app import make_app
+from engine.server.app import RECEIVED, make_app
 from engine.server.backend import Backend
 from engine.server.tally import Tally
 from harness import interrupts
@@ -23,7 +25,7 @@ from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.serving.ledger import Ledger, write_served
 from harness.engines.serving.router import RouterServer
 from harness.engines.serving.simulated import SimulatedBackend
-from harness.engines.switching import quick_switches
+from harness.engines.switching import quick_switches, quick_wakes
 from harness.errors import ConfigError
 from simulator.fleets.fleet_system import FleetSystem
 
@@ -108,6 +110,14 @@ def _router(config: RunConfig) -> RouterServer:
     return RouterServer(config.serve.servers, rule, config.router.view_delay_ms * 1e-3)
 
 
+class _Protocol(HttpToolsProtocol):
+    """Notes when a call comes, which is before the event loop has time for it."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[RECEIVED] = time.monotonic_ns()  # type: ignore[literal-required]
+
+
 async def _nothing() -> None: ...
 
 
@@ -120,7 +130,7 @@ async def _run(
     end: Callable[[], Awaitable[None]] = _nothing,
 ) -> None:
     settings = uvicorn.Config(
-        app, log_level="warning", lifespan="off", ws="none", access_log=False, backlog=_BACKLOG,
+        app, http=_Protocol, log_level="warning", lifespan="off", ws="none", access_log=False, backlog=_BACKLOG,
         timeout_graceful_shutdown=_LAST_S,
     )  # fmt: skip
     server = uvicorn.Server(settings)
@@ -134,7 +144,7 @@ async def _run(
     start()
     host, port = listening.getsockname()[:2]
     on_ready(f"http://{host}:{port}")
-    with interrupts.noted(stop), _short_collections(), quick_switches():
+    with interrupts.noted(stop), _short_collections(), quick_switches(), quick_wakes():  # after the threads of `start`
         if interrupts.was_raised():  # and lost on the way here
             stop()
         await server.serve(sockets=[listening])

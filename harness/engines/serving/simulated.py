@@ -23,7 +23,8 @@ from harness.engines.serving.reception import Reception
 from simulator.drivers.agenda import Agenda
 from simulator.drivers.live import Live
 from simulator.fleets.desk import Desk, View
-from simulator.replica import Observer, Replica
+from simulator.observer import Observer
+from simulator.replica import Replica
 from simulator.servers import make_replica
 from simulator.system import System
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.figures.chart import is_known
 from harness.figures.charts.capacity import capacities_chart, probes_chart
-from harness.figures.labels import parameter_label, short_name
+from harness.figures.labels import parameter_label, parameter_title, short_name
 from harness.figures.pages.elements import (
     Cell,
     Markup,
@@ -18,6 +18,7 @@ from harness.figures.pages.elements import (
     code,
     figures,
     folded,
+    paragraph,
     section,
     table,
     tiles,
@@ -71,9 +72,7 @@ def capacity_page(folder: Path) -> Page:
             section("When one server fails, and at twice the load", _scenarios(best or {}, _limits(document))),
             Markup("")
             if len(rows) == 1
-            else section(
-                "Capacities", figures(capacities_chart(rows, unit)), _table(rows, keys, unit)
-            ),  # tiles say it of one
+            else section("Capacities", *_compared(rows, keys, unit)),  # tiles say it of one
             section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
             trials(searched) if searched else Markup(""),
             section("Good to know", bullets(shared_notes(_notes(folder)))),
@@ -108,7 +107,9 @@ def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
 def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:
     found = [("Capacity", f"{_shown(best, 'capacity')} {unit}", interval_text(best.get("low"), best.get("high")))]
     if unit == "servers":
-        found[0] = ("Servers", _shown(best, "capacity"), interval_text(best.get("low"), best.get("high")))
+        is_sure = best.get("low") == best.get("high")
+        ends = "" if is_sure else interval_text(best.get("low"), best.get("high"))
+        found[0] = ("Servers", _shown(best, "capacity"), ends)
     for key, name, unit_of in (
         ("num_gpus" if unit == "servers" else "", "GPUs", ""),
         ("cost_per_hour", "An hour costs", "USD"),
@@ -165,6 +166,11 @@ def _outcome(probe: Row) -> Cell:
 def _is_overloaded(probe: Row) -> bool:
     """Whether its latencies say how long it was."""
     return probe.get("verdict") == "overloaded"
+
+
+def _compared(rows: Sequence[Row], keys: Sequence[str], unit: str) -> list[Markup]:
+    names = [paragraph(f"Configurations are named by {parameter_title(keys)}.")] if keys else []
+    return [*names, figures(capacities_chart(rows, unit)), _table(rows, keys, unit)]
 
 
 def _table(rows: Sequence[Row], keys: Sequence[str], unit: str) -> Markup:

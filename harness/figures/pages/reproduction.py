@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_json, read_yaml
+from engine.documents import DocumentError, errors_as, read_json, read_yaml
 from harness.errors import TwinServeError
 from harness.figures.pages.elements import Cell, Markup, code, facts, folded, section, table
 from harness.figures.pages.words import value_text
@@ -74,10 +74,8 @@ def settings_of(folder: Path) -> Mapping[str, Any]:
 
 def read_document(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises TwinServeError where there is none."""
-    try:
+    with errors_as(TwinServeError, path):
         document = read_json(path)
-    except DocumentError as error:
-        raise TwinServeError(f"{path}: {error}") from None
     if not isinstance(document, dict):
         raise TwinServeError(f"{path}: not a JSON object")
     return document

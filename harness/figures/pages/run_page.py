@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from harness.figures.metrics import tail_of
 from harness.figures.pages.elements import Cell, Markup, Tone, bullets, facts, figures, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction
+from harness.figures.pages.server_table import server_table, start_lines
 from harness.figures.pages.words import (
     LATENCIES,
     arrival_text,
@@ -45,18 +46,6 @@ _REQUEST_COLUMNS = [
     "request_id", "status", "arrival_time", "first_token_time", "ttft", "tpot", "e2el", "num_prompt_tokens",
     "num_output_tokens",
 ]  # fmt: skip
-_OF_SERVERS: dict[str, tuple[str, Callable[[Any], str] | None]] = {  # titles, keys of the summary, how they are shown
-    "server": ("server", None),
-    "role": ("role", lambda role: str(role or "serve")),
-    "requests": ("num_requests", None),
-    "p50 TTFT, ms": ("median_ttft_ms", None),
-    "output tok/s": ("output_throughput", None),
-    "cache hits": ("prefix_cache_hit_rate", percent),
-    "KV cache in use": ("mean_kv_cache_usage", percent),
-    "running": ("mean_running", None),
-    "waiting": ("mean_waiting", None),
-    "preemptions": ("preemptions", None),
-}
 _TOO_SHORT = "?"  # in place of an interval
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
@@ -81,7 +70,7 @@ def run_page(folder: Path) -> Page:
             tiles(_tiles(summary)),
             section("Latencies", _latency_table(summary), figures(latency_chart(result, summary))),
             section("Sessions", _turn_table(summary)),
-            section("Servers", _server_table(summary)),
+            section("Servers", server_table(summary), start_lines(summary)),
             section("Over time", figures(timeline, cache_chart(result, summary))),
             section("Single requests", figures(requests_chart(counted(result.requests, summary), limits))),
             section("Facts", facts(_facts(summary))),
@@ -206,23 +195,6 @@ def _latency_table(summary: Mapping[str, Any]) -> Markup:
             f"In ms; in brackets the 95 % interval of a long run, or {_TOO_SHORT} where this run is too short to say."
         )
     return table(["latency", *(_STATISTICS[key] for key in shown)], rows, caption)
-
-
-def _server_table(summary: Mapping[str, Any]) -> Markup:
-    """A row per server of a fleet; nothing for one server."""
-    rows = [
-        [number_cell(server.get(key)) if show is None else Cell(show(server.get(key)), numeric(server.get(key)))
-         for key, show in _OF_SERVERS.values()]
-        for server in summary.get("servers") or ()
-    ]  # fmt: skip
-    text = f"Behind a router: {summary.get('router')}."
-    if summary.get("handed_over"):
-        text += (
-            f" {summary['handed_over']:,} prompts were handed over: {_shown(summary, 'mean_prefill_ms')} ms each, "
-            f"{_shown(summary, 'mean_handover_ms')} ms from there to the first token, of which "
-            f"{_shown(summary, 'mean_kv_transfer_ms')} ms for its KV (means)."
-        )
-    return table(list(_OF_SERVERS), rows, text)
 
 
 def _turn_table(summary: Mapping[str, Any]) -> Markup:

@@ -27,7 +27,7 @@ import numpy as np
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
 from harness.results.measures.servers import overlap_free
-from harness.results.tables import Floats, Rows, RunResult
+from harness.results.tables import Floats, Rows, RunResult, percentiles_of
 from harness.workload.expectation import length_means
 
 _POOL_USE = 0.95  # share of a scarce pool that can be used: the rest is too small for the next request
@@ -58,7 +58,7 @@ def offered_load(result: RunResult, requests: Rows, rate: float, prefill_share: 
         sure = min(1.0, share / _SURE)
         most = 1 / (sure / observed + (1 - sure) / most)
     # the steps most like full ones: the model's error there is the error of the load
-    alike = full if share > 0.1 else inside & (decodes >= np.quantile(decodes[inside], 0.8))
+    alike = full if share > 0.1 else inside & (decodes >= percentiles_of(decodes[inside], [80])[0])
     correction = ratio(durations[alike].sum(), (counts[alike] @ times).sum())
     of_request = counts.sum(axis=0) / len(result.request_rows) * factors
     of_request[_PREFILL] *= prefill_share

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness.config import SloConfig
 from harness.results.columns import floats, ratio, rows_where
 from harness.results.measures.unserved import served
-from harness.results.tables import Rows
+from harness.results.tables import Rows, percentiles_of
 
 LIMITED = ("ttft", "tpot", "e2el")
 _ENDLESS_MS = 1e300  # a latency that is beyond every limit, and that percentiles can interpolate to
@@ -67,4 +67,4 @@ def _percentile(requests: Rows, name: str, percentile: float) -> float:
     unserved = ~served(requests)
     milliseconds[unserved] = _ENDLESS_MS
     milliseconds = milliseconds[~np.isnan(milliseconds)]
-    return float(np.percentile(milliseconds, percentile)) if len(milliseconds) else 0.0
+    return float(percentiles_of(milliseconds, [percentile])[0]) if len(milliseconds) else 0.0

@@ -10,7 +10,7 @@ import numpy as np
 from harness.results.columns import floats
 from harness.results.statistics import intervals
 from harness.results.statistics.queue_noise import QueueNoise, queue_noise
-from harness.results.tables import Floats, Gaps, Rows
+from harness.results.tables import Floats, Gaps, Rows, percentiles_of
 
 LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 _WITH_INTERVALS = ("ttft", "tpot", "e2el")
@@ -35,7 +35,7 @@ def latencies(finished: Rows, gaps: Gaps, percentiles: Sequence[float], load: fl
         every = floats(finished, name)
         seconds = every[~np.isnan(every)]
         if len(seconds):
-            cuts = np.percentile(seconds, [50, *percentiles])
+            cuts = percentiles_of(seconds, [50, *percentiles])
             out |= _statistics(name, float(seconds.mean()), float(seconds.std()), cuts, percentiles)
         else:
             nothing = np.full(len(percentiles) + 1, math.nan)

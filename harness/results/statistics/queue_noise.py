@@ -1,13 +1,13 @@
-"""How much the queue of a run may differ by chance from that of a long run, which a short run does not show.
+"""How much the mean wait of a run may differ from that of a long run, by heavy-traffic theory, not the run's data.
 
-Long queues are rare: one may delay hundreds of requests and come once in many thousands. Batch means of a run without
-such a queue know nothing of it. The load does: with a share of capacity, the variability of arrivals and requests and
-the number of requests served at once, heavy-traffic theory tells the queue of a long run.
+Long queues are rare: one may delay hundreds of requests and come once in many thousands. The batch means of a run that
+happened to have no such queue give too narrow an interval. Theory predicts the queue of a long run from the load (the
+offered share of capacity), the variability of arrivals and of service times, and the number of requests served at once.
 
     beta    = (1 - load) · sqrt(at once / ((ca² + 1) / 2))                  spare room in standard deviations
     share   = 1 / (1 + beta · N(beta) / n(beta))                            of requests that wait
     wait    = load · (ca² + cs²) / (2 · rate · (1 - load))                  mean wait of those, s
-    memory  = 4 · load² · (ca² + cs²) / (1 - load)²                         requests that one queue delays alike
+    memory  = 4 · load² · (ca² + cs²) / (1 - load)²                         requests that one long queue delays together
 
 ca and cs are the coefficients of variation of times between arrivals and of service times, N and n the standard normal
 distribution and density. share: Halfin and Whitt 1981, "Heavy-traffic limits for queues with many exponential servers";
@@ -31,8 +31,13 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class QueueNoise:
-    """The queue of a long run at the load of a run. share: of requests that wait. wait_s: mean wait of those.
-    memory_requests: length of the runs of requests that the same queue delays; infinite at capacity."""
+    """The queue of a long run at the load of a run.
+
+    Attributes:
+        share: of requests that wait.
+        wait_s: mean wait of those.
+        memory_requests: how many requests in a row the same queue delays; infinite at capacity.
+    """
 
     share: float
     wait_s: float
@@ -56,8 +61,12 @@ NO_QUEUE = QueueNoise(0.0, 0.0, 0.0)
 
 
 def queue_noise(load: float, arrival_s: Floats, service_s: Floats) -> QueueNoise:
-    """From the offered load, arrival times and service times (without the time in the queue) of finished requests in
-    order of arrival; without effect where the load is not known, as arrivals then wait for the system."""
+    """The queue that theory predicts from the finished requests of a run, in order of arrival.
+
+    Args:
+        load: offered share of capacity; NaN, as in a closed loop, gives `NO_QUEUE`.
+        service_s: times without the wait in the queue.
+    """
     if math.isnan(load) or len(arrival_s) < 2 or not arrival_s[-1] > arrival_s[0] or not service_s.mean() > 0:
         return NO_QUEUE
     if load >= 1:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_REVISION = "# branch.oid "  # what git writes before it
 _PACKAGES = ("numpy", "pandas", "simpy", "twinserve", "torch")
 
 
@@ -74,10 +75,13 @@ def _is_compiled(module: str) -> bool:
 
 
 def _version(package: str) -> str | None:
+    """From the first lines of the package's metadata: `metadata.version` parses all, such as the README in it."""
     try:
-        return metadata.version(package)
+        found = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
+    head = re.search(r"^Version: (.*)$", found.read_text("METADATA") or "", re.MULTILINE)
+    return head[1].strip() if head else found.version
 
 
 def _transparent_hugepage() -> str | None:
@@ -95,15 +99,20 @@ def _git_state(root: Path) -> tuple[str | None, bool | None]:
     if not (root / ".git").exists():
         return None, None
     try:
-        revision = _git(root, "rev-parse", "HEAD")
-        return revision, bool(_git(root, "--no-optional-locks", "status", "--porcelain"))
+        text = _git_status(root)
     except (OSError, subprocess.SubprocessError):
         return None, None
+    lines = text.splitlines()
+    heads = [line for line in lines if line.startswith("# ")]
+    revision = next((line.removeprefix(_REVISION) for line in heads if line.startswith(_REVISION)), None)
+    return (None, None) if revision in (None, "(initial)") else (revision, len(lines) > len(heads))
 
 
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+def _git_status(root: Path) -> str:
+    """The revision and a line for each file that differs, from one process."""
+    options = ["--porcelain=v2", "--branch", "--no-ahead-behind"]
+    command = ["git", "-C", str(root), "--no-optional-locks", "status", *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
 
 
 def _memory_bytes() -> int | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.documents import DocumentError, read_json
+from engine.documents import errors_as, read_json
 from harness.errors import TwinServeError
 from harness.results.measures.sessions import session_table
 from harness.results.metrics import json_ready
@@ -126,10 +126,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise TwinServeError(f"{folder}: no such folder")
     if not path.is_file():
         raise TwinServeError(f"{folder}: no {SUMMARY} in it, so not the folder of a run that ended")
-    try:
+    with errors_as(TwinServeError, path):
         summary = read_json(path)
-    except DocumentError as error:
-        raise TwinServeError(f"{path}: {error}") from None
     if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
         raise TwinServeError(f"{path}: not the summary of a run, which has at least {', '.join(sorted(_ALWAYS))}")
     wrong = [key for key, value in summary.items() if not _fits(key, value)]
@@ -223,10 +221,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def _gap_table(gaps: Gaps) -> Table:
     """Equal values merged: simulated gaps repeat a lot."""
-    values, position = np.unique(gaps.values, return_inverse=True)
-    weights = np.zeros(len(values), dtype=np.int64)
-    np.add.at(weights, position, gaps.weights)
-    return Table({"value_s": values, "weight": weights})
+    order = np.argsort(gaps.values, kind="stable")
+    values, is_first = gaps.values[order], np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = values[1:] != values[:-1]
+    weights = np.add.reduceat(gaps.weights[order], np.flatnonzero(is_first))
+    return Table({"value_s": values[is_first], "weight": weights})
 
 
 def write_table(path: Path, table: Rows) -> None:

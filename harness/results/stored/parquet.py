@@ -36,7 +36,13 @@ def write_parquet(path: Path, table: Table) -> None:
 def _repeats(values: Column | Categories) -> bool:
     if isinstance(values, Categories) or values.dtype == object:
         return True
-    return 2 * len(np.unique(values[:_SAMPLE])) <= min(len(values), _SAMPLE)
+    return 2 * _num_different(np.ascontiguousarray(values[:_SAMPLE])) <= min(len(values), _SAMPLE)
+
+
+def _num_different(values: NDArray[Any]) -> int:
+    """By their bits, which NaN has, too; `np.unique` would import masked arrays."""
+    ordered = np.sort(values.view(f"i{values.itemsize}"))
+    return min(len(ordered), 1) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def _type_of(values: Column | Categories) -> pa.DataType:

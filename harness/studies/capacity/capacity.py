@@ -169,7 +169,8 @@ def search(
         def run(asks: Sequence[Ask]) -> list[Probe]:
             probes = run_probes(config, key, folder, asks, max((each.num_warmup for each in done), default=0))
             done.extend(probes)
-            bar.tell(done, len(probes), left(done, settings, room) + num_later, room)
+            if bar.is_shown:
+                bar.tell(done, len(probes), left(done, settings, room) + num_later, room)
             return probes
 
         try:

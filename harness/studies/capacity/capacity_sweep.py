@@ -13,8 +13,10 @@ from harness.errors import TwinServeError
 from harness.results.summary import number, percent
 from harness.studies.capacity.capacity import conclude
 from harness.studies.capacity.keys import counts_servers, unit_of
-from harness.studies.capacity.row import Row, order_text, range_text, slo_text, widened_text
+from harness.studies.capacity.row import Row, gpus_text, order_text, range_text, slo_text, widened_text
 from harness.studies.capacity.table import print_table, read_document, write_document
+
+_MOST_NAMED = 5  # fleets that a sentence names beside the best; the table has all
 
 
 def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: bool = True) -> None:
@@ -32,10 +34,9 @@ def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: boo
         raise TwinServeError(f"capacities over {' and '.join(keys)} do not compare")
     rows = with_labels([document["rows"][0] for document in documents])
     best = best_of(rows)
-    aim = "needs the fewest GPUs" if counts_servers(keys[0]) else f"bears the highest {keys[0]}"
     document: dict[str, Any] = {
         **documents[0],
-        "question": f"which configuration {aim} with {slo_text(documents[0]['slo'])}",
+        "question": f"which configuration {_aim(rows, keys[0])} with {slo_text(documents[0]['slo'])}",
         "rows": rows,
         "best": best,
         "sentence": best_sentence(rows, best, keys[0]),
@@ -65,10 +66,27 @@ def best_of(rows: Sequence[Row]) -> int | None:
     """The row with the lowest cost per token where GPUs of different known prices compare, and otherwise the one with
     the highest capacity per GPU; None without capacities."""
     known = [index for index, row in enumerate(rows) if row["capacity"] is not None]
-    prices = {rows[index]["price_per_gpu_hour"] for index in known}
-    if len(prices) > 1 and None not in prices:
+    if _prices_differ(rows):
         return min(known, key=lambda index: rows[index]["cost_per_million_tokens"], default=None)
     return max(known, key=lambda index: rows[index]["per_gpu"] or -rows[index]["num_gpus"], default=None)
+
+
+def _prices_differ(rows: Sequence[Row]) -> bool:
+    prices = {row["price_per_gpu_hour"] for row in rows if row["capacity"] is not None}
+    return len(prices) > 1 and None not in prices
+
+
+def _aim(rows: Sequence[Row], key: str) -> str:
+    """What `best_of` looks at, in words."""
+    if _prices_differ(rows):
+        return "costs least per token"
+    if counts_servers(key):
+        return "needs the fewest GPUs"
+    return f"bears the highest {key}{' per GPU' if _gpus_differ(rows) else ''}"
+
+
+def _gpus_differ(rows: Sequence[Row]) -> bool:
+    return len({row["num_gpus"] for row in rows}) > 1
 
 
 def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
@@ -85,37 +103,46 @@ def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
     if not others:
         return f"{text}.{widened_text(row)}"
     others.sort(key=lambda each: -each["per_gpu"])
-    lowest = row["low"] / row["num_gpus"]
-    equals = [each["label"] for each in others if each["high"] / each["num_gpus"] >= lowest]
     first, last = others[0], others[-1]
     text += f", {_more(row, first)} than the second ({first['label']})"
     if len(others) > 1:
         text += f" and {_more(row, last)} than the last ({last['label']})"
-    if equals:
-        shown = equals if len(equals) <= 3 else [*equals[:3], f"{len(equals) - 3} more"]
-        text += f". The intervals do not tell it apart from: {'; '.join(shown)}"
-    return f"{text}.{widened_text(row)}{order_text(row, first)}"
+    return f"{text}{_equals_text(row, others)}.{widened_text(row)}{order_text(row, first)}"
+
+
+def _equals_text(row: Row, others: Sequence[Row]) -> str:
+    """Which of the others may be as good, as far as intervals tell."""
+    lowest = row["low"] / row["num_gpus"]
+    equals = [each["label"] for each in others if each["high"] / each["num_gpus"] >= lowest]
+    return f". The intervals do not tell it apart from: {_some(equals, 3)}" if equals else ""
+
+
+def _some(texts: Sequence[str], most: int) -> str:
+    shown = texts if len(texts) <= most else [*texts[:most], f"{len(texts) - most} more"]
+    return "; ".join(shown)
 
 
 def _fleets_sentence(rows: Sequence[Row], best: int, key: str) -> str:
     """Such as `8 servers of 2 H100 behind prefix_affinity hold 49 requests/s; router=round_robin 15`."""
-    row, unit = rows[best], unit_of(key)
+    row, of_servers = rows[best], counts_servers(key)
     others = [each for index, each in enumerate(rows) if index != best]
-    if counts_servers(key):
-        text = f"{row['servers']} hold {number(row['rate'])} requests/s" if row["rate"] else f"{row['servers']} hold it"
-        text += f" with {_gpus_text(row)}"
+    known = sorted((each for each in others if each["capacity"] is not None), key=lambda each: -(each["per_gpu"] or 0))
+    if of_servers:
+        load = f"{number(row['rate'])} requests/s" if row["rate"] else "it"
+        text = f"{row['servers']} {'holds' if row['capacity'] == 1 else 'hold'} {load}"
+        text += f" ({gpus_text(row)})"
+        parts = [f"{each['label']} {number(each['capacity'])} servers ({gpus_text(each)})" for each in known]
     else:
-        text = f"{row['servers'] or row['label']} hold {number(row['capacity'])} {unit}"
-    for each in others:
-        known = "no capacity" if each["capacity"] is None else number(each["capacity"])
-        of_servers = counts_servers(key) and each["capacity"]
-        text += f"; {each['label']} {known}" + (f" servers with {_gpus_text(each)}" if of_servers else "")
-    return f"{text}."
-
-
-def _gpus_text(row: Row) -> str:
-    cost = "" if row["cost_per_hour"] is None else f" (${number(row['cost_per_hour'])} an hour)"
-    return f"{row['num_gpus']} GPUs{cost}"
+        per_gpu = _gpus_differ(rows)
+        best_per_gpu = f", {number(row['per_gpu'])} per GPU, which is the best" if per_gpu else ""
+        text = f"{row['servers'] or row['label']} hold {number(row['capacity'])} {unit_of(key)}{best_per_gpu}"
+        parts = [
+            f"{each['label']} {number(each['capacity'])}" + (f" ({number(each['per_gpu'])} per GPU)" if per_gpu else "")
+            for each in known
+        ]
+    parts += [f"{each['label']} no capacity" for each in others if each["capacity"] is None]
+    listed = f"; {_some(parts, _MOST_NAMED)}" if parts else ""
+    return f"{text}{listed}{'' if of_servers else _equals_text(row, known)}."
 
 
 def _more(row: Row, other: Row) -> str:

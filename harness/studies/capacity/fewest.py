@@ -18,7 +18,17 @@ from harness.studies.capacity.costs import price_per_gpu_hour
 from harness.studies.capacity.keys import searched_key, with_load
 from harness.studies.capacity.load_search import SCOUT_SHARE, Ask, Capacity, Run
 from harness.studies.capacity.probe import Probe
-from harness.studies.capacity.row import Row, cost_source, costs_text, prices, room_of, servers_text, slo_text, stored
+from harness.studies.capacity.row import (
+    Row,
+    cost_source,
+    costs_text,
+    gpus_text,
+    prices,
+    room_of,
+    servers_text,
+    slo_text,
+    stored,
+)
 
 _FULL = 0.92  # of what servers can bear: more is rarely within an SLO
 _WIDER = 1.4  # times the first guess: the second number of the first pair
@@ -145,14 +155,13 @@ def fewest_sentence(row: Row, slo: Mapping[str, Any]) -> str:
     load = f"{number(row['rate'])} requests/s" if row["rate"] else "the load"
     if row["capacity"] is None:
         return f"No number of servers that was tried, up to {row['low'] - 1}, holds {load} with {slo_text(slo)}."
-    text = f"{row['servers']} hold {load} with {slo_text(slo)}: {row['num_gpus']} GPUs"
-    if row["cost_per_hour"] is not None:
-        text += f", ${number(row['cost_per_hour'])} an hour"
+    is_one = row["capacity"] == 1
+    text = f"{row['servers']} {'holds' if is_one else 'hold'} {load} with {slo_text(slo)}: {gpus_text(row)}"
     text += f"{costs_text(row).replace(':', ',', 1)}."
     if row["low"] < row["high"]:
         text += f" The 95 % interval is {row['low']} to {row['high']} servers."
     if row["untried"]:
         text += f" The {row['untried']} below {row['capacity']} were not tried: give a higher capacity.max_probes."
     if row["full"] is not None:
-        text += f" They are {percent(row['full'])} full."
+        text += f" {'It is' if is_one else 'They are'} {percent(row['full'])} full."
     return text

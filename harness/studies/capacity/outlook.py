@@ -14,12 +14,12 @@ from harness.results.summary import number, percent
 from harness.studies.capacity.fewest import fewest_row
 from harness.studies.capacity.keys import searched_key, with_values
 from harness.studies.capacity.load_search import Capacity
-from harness.studies.capacity.row import Row, room_of, row_of, stored
+from harness.studies.capacity.row import Row, gpus_text, room_of, row_of, stored
 
 _SHARE = 2  # their probes have this part of the requests of a probe: they decide less
 # Of the search with one server fewer.
 _COARSE = {"capacity.max_probes": 6, "capacity.precision": 0.05}
-_WIDE = 0.1  # an interval wider than this part of the capacity is told
+_WIDE = 0.1  # an interval wider than this part of the capacity is named
 NUM_REQUESTS = 4  # times capacity.num_requests: about what both take
 
 
@@ -85,10 +85,10 @@ def _twice_text(row: Row, twice: Row) -> str:
     if same["holds"]:
         return f" {load} the SLO still holds."
     if same["verdict"] == "overloaded":
-        text = f" {load} they are overloaded: latencies grow for as long as it lasts"
+        they_are = "it is" if row["capacity"] == 1 else "they are"
+        text = f" {load} {they_are} overloaded: latencies grow for as long as it lasts"
     else:
         text = f" {load} {percent(same['share'])} of the requests are beyond a limit"
     if twice["capacity"] is None:
         return f"{text}; no number of servers that was tried holds."
-    cost = "" if twice["cost_per_hour"] is None else f", ${number(twice['cost_per_hour'])} an hour"
-    return f"{text}; {twice['capacity']} servers hold it ({twice['num_gpus']} GPUs{cost})."
+    return f"{text}; {twice['capacity']} servers hold it ({gpus_text(twice)})."

@@ -24,7 +24,7 @@ from harness.results.measures.slo import beyond_limits
 from harness.results.statistics.warming import warming_of
 from harness.results.stored.files import INPUTS, SUMMARY, write_summary, write_whole
 from harness.results.stored.inputs import input_digests, read_inputs
-from harness.results.tables import Rows, RunResult
+from harness.results.tables import Rows, RunResult, percentiles_of
 from harness.studies.capacity.keys import counts_servers, load_of
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
@@ -184,7 +184,7 @@ def _steady(requests: Rows, ramp_up_s: float, num_cold: int) -> Rows:
 def _percentile(requests: Rows, name: str, percentile: float) -> float:
     seconds = floats(requests[(requests["status"] == "finished").to_numpy()], name)
     seconds = seconds[~np.isnan(seconds)]
-    return float(np.percentile(seconds, percentile)) * 1e3 if len(seconds) else 0.0
+    return float(percentiles_of(seconds, [percentile])[0]) * 1e3 if len(seconds) else 0.0
 
 
 def _busy(result: RunResult) -> float:

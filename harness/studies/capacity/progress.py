@@ -24,6 +24,7 @@ class SearchBar:
         self._progress, self._key, self._title = progress, key, title
         self._task = progress.add_task("", total=None, answer="", ends=None)
         self._began = time.monotonic()
+        self.is_shown = not progress.disable  # otherwise nobody need reckon what is to be told
 
     def tell(self, probes: Sequence[Probe], num_new: int, num_left: int, room: float) -> None:
         """After a round of `num_new` probes; the requests that are left will take as long each as those of the

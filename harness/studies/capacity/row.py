@@ -179,6 +179,12 @@ def row_sentence(row: Row, key: str, slo: Mapping[str, Any], settings: CapacityC
     return text
 
 
+def gpus_text(row: Row) -> str:
+    """Such as `2 GPUs, $7.98 an hour`."""
+    cost = "" if row["cost_per_hour"] is None else f", ${number(row['cost_per_hour'])} an hour"
+    return f"{row['num_gpus']} GPU{'' if row['num_gpus'] == 1 else 's'}{cost}"
+
+
 def costs_text(row: Row) -> str:
     parts = []
     if row["cost_per_million_tokens"] is not None:

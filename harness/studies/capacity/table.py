@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,8 +38,16 @@ def write_document(document: Mapping[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(json_ready(document), indent=2, allow_nan=False) + "\n"
     rows = [{key: value for key, value in row.items() if key not in _NESTED} for row in document["rows"]]
-    write_whole(folder / CAPACITY_TABLE, lambda path: pd.DataFrame(rows).to_csv(path, index=False))
+    write_whole(folder / CAPACITY_TABLE, lambda path: path.write_text(_csv_text(rows), encoding="utf-8"))
     write_whole(folder / CAPACITY, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _csv_text(rows: Sequence[Row]) -> str:
+    text = StringIO()
+    table = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 def read_document(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from harness.studies.comparison.parameters import LOADS, SEED, Settings, Swept, 
 
 _COMPARED = ("simulated", "output_throughput", "window_start_s", "window_end_s")
 _GPUS = "num_gpus"
-_SHAPES_GPUS = {"tensor_parallel_size", "pipeline_parallel_size", "replicas"}  # keys that it follows from
+_SHAPES_GPUS = {"tensor_parallel_size", "pipeline_parallel_size", "replicas"}  # decide the number of GPUs
 
 
 def combine(folders: Sequence[Path], names: Sequence[str] | None = None) -> pd.DataFrame:

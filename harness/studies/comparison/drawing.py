@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.documents import DocumentError, read_yaml, user_path
+from engine.documents import errors_as, read_yaml, user_path
 from harness.config import RunConfig
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.config.schema.traffic.reader import nearest
@@ -87,10 +87,8 @@ def _profile(folder: Path) -> Profile:
 
 
 def _calibration(folder: Path) -> dict[str, object]:
-    try:
+    with errors_as(TwinServeError, f"{folder / CALIBRATION}"):
         document = read_yaml(folder / CALIBRATION, numbers="any")
-    except DocumentError as error:
-        raise TwinServeError(f"{folder / CALIBRATION}: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("constants"), dict):
         raise TwinServeError(f"{folder / CALIBRATION}: not a calibration")
     return document

@@ -50,7 +50,7 @@ def overrides_of(config: DictConfig) -> list[Override]:
 
 
 def name_by_what_varies(config: DictConfig, folder: Path) -> None:
-    """Set in `config`, Hydra's of a sweep, that the keys which the sweep in `folder` does not vary name no folder.
+    """Leave keys that the sweep in `folder` does not vary out of its folders' names, in `config`, Hydra's of a sweep.
 
     Raises:
         ConfigError: the earlier sweep in the folder had a value that this one leaves to its default: its results would
@@ -92,7 +92,7 @@ def check_jobs(config: DictConfig) -> None:
 
 
 def split(overrides: Iterable[Override], left_out: Collection[str]) -> tuple[set[str], dict[str, str]]:
-    """The keys that a sweep varies, and the others with all that is said of them; both without those in `left_out`."""
+    """The keys that have several values, and the overrides of the others by key; both without those in `left_out`."""
     varied: set[str] = set()
     fixed: dict[str, str] = {}
     for override in overrides:

@@ -30,9 +30,18 @@ if TYPE_CHECKING:
     from harness.workload.rows.layout import Layout
 
 
+_ROOMS = {
+    "csv": "own.plain",
+    "jsonl": "own.plain",
+    "frame": "own.frame",
+    "custom": "own.custom",
+    **{name: f"agents.{name}" for name in ("otel", "tracelab", "weka")},
+}
+
+
 def _reader(name: str) -> Any:
     """The module of a format; imported late, as a drawn trace needs no pyarrow."""
-    return importlib.import_module(f"harness.workload.readers.{name}")
+    return importlib.import_module(f"harness.workload.readers.{_ROOMS.get(name, name)}")
 
 
 def load_trace(
@@ -100,7 +109,7 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
 
 def _read(config: TraceConfig, rng: np.random.Generator, with_times: bool) -> Any:
     """The trace of a file, or of a function of the user's own."""
-    reader = _reader(config.kind if config.kind not in ("csv", "jsonl") else "plain")
+    reader = _reader(config.kind)
     match config:
         case MooncakeTrace():
             rules = _rules(config, with_times)

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import ConfigError, TraceError
-from harness.workload.readers import frame
-from harness.workload.readers.calls import LONGEST, documents, number, session_key, whole_ids
+from harness.workload.readers.agents.calls import LONGEST, documents, number, session_key, whole_ids
 from harness.workload.readers.messages import texts_of
+from harness.workload.readers.own import frame
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
 from harness.workload.text_tokens import Encode, load_tokenizer

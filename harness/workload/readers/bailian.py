@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.workload.readers.plain import parse_hash_ids
+from harness.workload.readers.own.plain import parse_hash_ids
 from harness.workload.rows.lists import ObjectArray
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, build_trace, collect

@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from engine.documents import DocumentError, check_regular
 from harness.errors import TraceError
-from harness.workload.readers import frame
+from harness.workload.readers.own import frame
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace

@@ -26,7 +26,7 @@ class MeasuredCurve(NamedTuple):
         return times * np.maximum(1.0, asked / self.sizes[-1])
 
     def slowed(self, factor: float) -> MeasuredCurve:
-        """`factor` times as long in what a size takes beyond the smallest one, which is time of arithmetic."""
+        """The curve whose times beyond that of the smallest size are `factor` times as long: arithmetic takes these."""
         return self._replace(times_us=self.times_us + (factor - 1) * np.maximum(self.times_us - self.times_us[0], 0.0))
 
     def thinned(self) -> MeasuredCurve:

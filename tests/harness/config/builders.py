@@ -12,6 +12,7 @@ from harness.config.huggingface.configs import resolve_model
 from tests.harness.builders import config
 
 MODELS = Path(__file__).parent / "models"  # keys of published files
+CHECKPOINTS = Path(__file__).parent / "checkpoints"  # published files
 SERVE = "vllm serve Qwen/Qwen3-8B"
 
 

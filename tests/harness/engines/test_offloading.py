@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.core.scheduler_options import OffloadOptions
+from harness.engines.resolving.memory import resolve_tiers
 from harness.engines.resolving.system import resolve
-from harness.engines.resolving.tier_sizes import resolve_tiers
 from harness.errors import ConfigError
 from harness.results.stored.files import read_results
 from harness.terminal import run

@@ -33,6 +33,13 @@ def test_prompts_and_decodes_are_on_servers_of_their_own() -> None:
     between = requests["first_token_time"] - requests["prefill_end_time"]
     assert summary["mean_handover_ms"] == pytest.approx(1e3 * between.mean())
     assert 1e3 * requests["parked_time"].mean() == pytest.approx(summary["mean_kv_transfer_ms"])
+    blocks = -(-(requests["num_prompt_tokens"] - 1) // 16)  # the last token is computed by whoever decodes
+    assert summary["kv_transferred_bytes"] == blocks.sum() * 16 * 36 * 2 * 8 * 128 * 2  # of Qwen3-8B in 16 bits
+    prompts, decodes = requests["prefill_server"].value_counts(), requests["server"].value_counts()
+    ahead = max(prompts.max() / (150 / 2), decodes.max() / (150 / 3))
+    assert summary["request_imbalance"] == pytest.approx(ahead)
+    page = result.report()
+    assert page.count("1 × NVIDIA H100 80GB HBM3") == 5 and page.count("vllm serve Qwen/Qwen3-8B") == 2
 
 
 @pytest.mark.long

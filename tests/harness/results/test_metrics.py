@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.config import MetricsConfig, SloConfig
 from harness.results.measures.servers import step_integral
 from harness.results.metrics import summarize
-from harness.results.tables import Gaps, RunResult
+from harness.results.tables import Gaps, RunResult, percentiles_of
 from tests.harness.results.builders import ToyRequest, run_toy_engine
 
 PERCENTILES = (1.0, 50.0, 90.0, 99.0, 99.9)
@@ -35,6 +35,7 @@ def test_gaps_equal_numpy_on_the_expanded_values(pairs: list[tuple[float, int]],
         assert np.isnan([gaps.mean(), gaps.std(), *gaps.percentiles(percentiles)]).all()
         return
     assert gaps.percentiles(percentiles).tolist() == np.percentile(expanded, percentiles).tolist()
+    assert percentiles_of(expanded, percentiles).tolist() == np.percentile(expanded, percentiles).tolist()
     scale = np.abs(expanded).max()
     assert gaps.mean() == pytest.approx(expanded.mean(), rel=1e-9, abs=1e-12 * scale)
     assert gaps.std() == pytest.approx(expanded.std(), rel=1e-6, abs=1e-7 * scale)

@@ -1,7 +1,5 @@
 """Arrival processes: every row once and in order, closed loops, sessions, and the statistics of drawn arrivals."""
 
-from heapq import heappop, heappush
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,39 +18,14 @@ from harness.config import (
 from harness.errors import ConfigError
 from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions, make_arrivals
 from harness.workload.trace import Trace, trace_table
-from simulator.arrivals import NEVER, Arrivals
+from simulator.arrivals import NEVER
+from tests.harness.workload.builders import SECOND, Event, drive
 from tests.selection import few
-
-SECOND = 10**9
-
-Event = tuple[int, int]
 
 
 def make_trace(num_rows: int, **columns: list[float]) -> Trace:
     lengths = {"num_prompt_tokens": [8] * num_rows, "num_output_tokens": [2] * num_rows}
     return Trace("test", trace_table(lengths | columns), "test")
-
-
-def drive(arrivals: Arrivals, service_ns: list[int], late_ns: int = 0) -> tuple[list[Event], dict[int, int]]:
-    """Serves each row for its time, looking for arrivals up to `late_ns` late; service 0 is a rejection.
-
-    Returns the arrivals as they were handed out, and when each row finished.
-    """
-    arrived: list[Event] = []
-    finished: dict[int, int] = {}
-    running: list[Event] = []
-    while (now := min(arrivals.next_ns, running[0][0] if running else NEVER)) < NEVER:
-        if arrivals.next_ns <= now:
-            now += late_ns
-        for time, row in arrivals.pop_due(now):
-            arrived.append((time, row))
-            heappush(running, (now + service_ns[row], row))
-        assert arrivals.next_ns > now
-        while running and running[0][0] <= now:
-            _, row = heappop(running)
-            finished[row] = now
-            arrivals.on_finish(row, now)
-    return arrived, finished
 
 
 services = st.lists(st.integers(0, 5), min_size=1, max_size=40)

@@ -40,6 +40,21 @@ def test_hash_ids_share_what_lies_under_equal_ids(one: int, two: int, num_equal:
     assert shared_blocks(Trace("t", table, "made", span), block_size) == equal_tokens // block_size
 
 
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_hash_ids_of_the_content_of_a_block_alone_share_prefixes_only(ids: list[list[int]]) -> None:
+    lengths = [len(each) for each in ids]
+    columns = {"num_prompt_tokens": lengths, "num_output_tokens": [1] * len(ids), "hash_ids": list(map(np.array, ids))}
+    identities = block_identities(Trace("t", trace_table(columns), "made", 1), 1)
+    assert identities is not None
+    prefixes: dict[int, list[int]] = {}
+    for row, each in enumerate(ids):
+        blocks = identities(row)
+        assert len(blocks) == len(each)
+        for end, block in enumerate(blocks, 1):
+            assert prefixes.setdefault(block, each[:end]) == each[:end]
+    assert len(prefixes) == len({tuple(each[:end]) for each in ids for end in range(1, len(each) + 1)})
+
+
 def test_hash_ids_may_be_any_64_bit_number() -> None:
     ids = [np.array([2**62 + i], dtype=np.int64) for i in range(0, 9, 2)] + [np.array([-(2**63)], dtype=np.int64)]
     table = trace_table({"num_prompt_tokens": [16] * 6, "num_output_tokens": [1] * 6, "hash_ids": ids})

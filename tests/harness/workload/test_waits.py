@@ -17,11 +17,11 @@ from harness.config import SessionsArrival
 from harness.errors import TraceError
 from harness.workload.arrivals import Sessions, make_arrivals
 from harness.workload.content import block_identities
-from harness.workload.readers import frame
+from harness.workload.readers.own import frame
 from harness.workload.rows.sieve import RowRules
 from harness.workload.token_ids import PromptSource
 from harness.workload.trace import Trace
-from tests.harness.workload.test_arrivals import SECOND, drive
+from tests.harness.workload.builders import SECOND, drive
 
 FORK = {  # a main agent (0, 3, 4) whose first answer starts two others: 1, and 2, which goes on from it
     "request_id": [10, 11, 12, 13, 14],

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.work import StepWork
-from simulator.costs.cost import CostModel
+from simulator.costs.cost import CostModel, nearest_ns
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
@@ -106,3 +106,8 @@ def test_a_run_of_steps_that_bring_varying_numbers_of_tokens_takes_what_its_step
     first = ragged(contexts, num_steps, seed)
     times = model(name).decode_ns(first, num_steps)
     assert times.tolist() == [model(name).step_ns(first.after(ahead)) for ahead in range(num_steps)]
+
+
+@given(st.one_of(st.floats(-(2.0**50), 2.0**50), st.integers(-(2**50), 2**50).map(lambda twice: twice / 2)))
+def test_the_nearest_whole_time_is_what_rounding_says(time: float) -> None:
+    assert nearest_ns(time) == round(time)

@@ -101,11 +101,11 @@ def test_all_tokens_of_a_speculative_decode_are_computed_and_sampled_and_share_t
 
 def test_constants_add_up() -> None:
     decode, mixed = work([], [256] * 16), work([(0, 128, True)], [256] * 16)
-    plain, loaded = cost(), cost(step_overhead_us=100, prefill_layer_us=7)
-    assert loaded.step_ns(decode) - plain.step_ns(decode) == 100_000
-    assert loaded.step_ns(mixed) - plain.step_ns(mixed) == 100_000 + LAYERS * 7_000
+    plain, loaded = cost(), cost(step_overhead_us=100, sequence_overhead_us=5, prefill_layer_us=7)
+    assert loaded.step_ns(decode) - plain.step_ns(decode) == 100_000 + 16 * 5_000
+    assert loaded.step_ns(mixed) - plain.step_ns(mixed) == 100_000 + 16 * 5_000 + LAYERS * 7_000
     slow = cost(kernel_factor=3)
-    slow_and_loaded = cost(kernel_factor=3, step_overhead_us=100, prefill_layer_us=7)
+    slow_and_loaded = cost(kernel_factor=3, step_overhead_us=100, sequence_overhead_us=5, prefill_layer_us=7)
     for step in (decode, mixed):  # the factor scales kernels only
         added = loaded.step_ns(step) - plain.step_ns(step)
         assert slow.step_ns(step) == pytest.approx(3 * plain.step_ns(step), abs=3)

@@ -15,8 +15,9 @@ from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from simulator.drivers.alone import run_alone
+from simulator.drivers.clock import Clock
 from simulator.drivers.lockstep import Lockstep, Shared
-from simulator.drivers.phases import ARRIVALS, Clock
+from simulator.drivers.phases import ARRIVALS
 from simulator.fleets.gateway import Gateway
 from simulator.replica import Replica
 from tests.simulator.replicas import FlatCost, PlanLog, make

@@ -160,7 +160,8 @@ def test_a_thinned_curve_is_the_same_within_half_a_percent(steps: list[float]) -
 
 def test_a_step_costs_what_the_tables_and_the_rules_say(root: Path) -> None:
     profile = compiled(root)
-    constants = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0, "kernel_factor": 1.0}
+    nothing = dict.fromkeys(("step_overhead_us", "sequence_overhead_us", "prefill_layer_us"), 0.0)
+    constants = {**nothing, "mixing_factor": 1.0, "kernel_factor": 1.0}
     cost = ProfiledCost(profile, MODEL, 1, constants)
     layers, hidden, width = MODEL.num_layers, MODEL.hidden_size, MODEL.sizes["intermediate_size"]
     heads = (MODEL.sizes["num_attention_heads"] + 2 * MODEL.sizes["num_kv_heads"]) * MODEL.sizes["head_dim"]

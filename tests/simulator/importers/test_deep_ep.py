@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from harness.engines.resolving.shapes import model_shape
+from harness.engines.resolving.system import model_shape
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.experts.deep_ep import HIGH_THROUGHPUT, LOW_LATENCY
 from simulator.importers.aiconfigurator.shipped import FOLDER, shipped_exchange

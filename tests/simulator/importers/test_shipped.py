@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.engines.resolving.shapes import device_rates, model_shape
-from harness.engines.resolving.system import resolve
+from harness.engines.resolving.system import device_rates, model_shape, resolve
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.experts.kernels import experts
 from simulator.importers.aiconfigurator.experts.like_experts import like_experts

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from harness.engines.resolving.known_error import SCALED, run_class
-from harness.engines.resolving.shapes import device_rates, model_shape
-from harness.engines.resolving.system import resolve
+from harness.engines.resolving.system import device_rates, model_shape, resolve
 from simulator.importers.aiconfigurator.shipped import compiled_profile
 from simulator.models.hardware import Device
 from simulator.models.model import Model

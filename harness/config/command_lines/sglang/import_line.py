@@ -71,7 +71,7 @@ _HOLDS_UP_TO = "--max-total-tokens: taken as given; SGLang takes what its memory
 
 @refused_as(KEYS[1])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
+    """Overrides and notes for a command line; keys in `given`, which the user sets, are left out.
 
     Raises:
         ConfigError: a flag is not one of SGLang, or the simulation has nothing like it; or the model is unknown.

@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.core.trtllm.chunking import SHARES
 from engine.core.trtllm.options import CAPACITY_POLICIES
-from engine.documents import DocumentError, read_yaml, user_path
+from engine.documents import errors_as, read_yaml, user_path
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, table, variable_notes, words_of
@@ -89,7 +89,7 @@ _NUMBERS = {  # keys of ours, and what they are without the flag
 
 @refused_as(KEYS[2])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
+    """Overrides and notes for a command line; keys in `given`, which the user sets, are left out.
 
     Raises:
         ConfigError: a flag or a key of the file is none of TensorRT-LLM, or the simulation has nothing like it; or the
@@ -151,10 +151,9 @@ def _graphs(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 def _file(path: str, document: Any, notes: list[str]) -> dict[str, Any]:
     """The keys of the file, or of `document` in its place, those of a part with its name before them; raises
     ConfigError if it cannot be read."""
-    try:
-        document = read_yaml(user_path(path)) if document is None else document
-    except DocumentError as error:
-        raise ConfigError(f"--config {path}: {error}") from None
+    if document is None:
+        with errors_as(ConfigError, f"--config {path}"):
+            document = read_yaml(user_path(path))
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise ConfigError(f"--config {path}: must hold options by name")
     found: dict[str, Any] = {}

@@ -7,8 +7,8 @@
         ->   fleet=custom fleet.pools=[{role: prefill, ...}, {role: decode, device: h200, ...}] router=prefix_affinity
 
 Each line is a server, and equal ones are a pool. A comment at its end tells what no flag does, as in the lines that a
-run prints: `2 such servers behind a router: least_requests`, the device, `for prefill` or `for decode`; it counts more
-than `kv_role`.
+run prints, its parts divided by commas or semicolons: `2 such servers behind a router: least_requests`, the device,
+`for prefill` or `for decode`; it counts more than `kv_role`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.documents import DocumentError, read_text, user_path
+from engine.documents import errors_as, read_text, user_path
 from harness.config.command_lines import KEYS
 from harness.config.command_lines.option_names import with_options
 from harness.config.command_lines.translation import Translation, refused_as, translation
@@ -32,7 +32,8 @@ from harness.errors import ConfigError
 
 _COMMENT = re.compile(r"\s#\s*([^'\"]*)$")
 _SUCH = re.compile(r"(\d+) such servers(?: behind a router: ([\w.:]+))?")
-_ROLE = re.compile(r"(?:(.*),\s*|)for (prefill|decode)")
+_ROLE = re.compile(r"for (prefill|decode)")
+_OF_TOOL = re.compile(r"not in \w+: .*|vLLM [\d.]+")  # is read with the flags, or is for readers
 _IN_GROUPS = ("engine", "scheduler")
 _OF_POOLS = {*PoolConfig.model_fields} - {"role", "device", "tiers", *_IN_GROUPS}
 
@@ -58,8 +59,8 @@ class _Server(NamedTuple):
 
 @refused_as(KEYS[0])
 def translate(text: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for the command lines in a text, or in the file that it names; keys in `given` are left to
-    whoever gives them.
+    """Overrides and notes for the command lines in a text, or in the file that it names; keys in `given`,
+    which the user sets, are left out.
 
     Raises:
         ConfigError: as for one line; or the lines differ in what pools cannot differ in, or only some hand KV over.
@@ -82,10 +83,8 @@ def translate(text: str, given: Iterable[str] = (), folders: Sequence[Path] = (C
 def _lines(text: str) -> list[str]:
     """The commands of a text, or of the file that it names, without empty lines and those of comments only."""
     if "\n" not in text and " " not in text and (path := Path(user_path(text))).is_file():
-        try:
+        with errors_as(ConfigError, text):
             text = read_text(path)
-        except DocumentError as error:
-            raise ConfigError(f"{text}: {error}") from None
     lines = (line.strip() for line in text.replace("\\\n", " ").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -93,22 +92,33 @@ def _lines(text: str) -> list[str]:
 def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone: bool) -> _Server:
     line = read_line(command)
     connector, role = ("", "serve") if is_alone else side_of(line.values)
-    number, device, router = 1, None, ""
-    comment = _COMMENT.search(command)
-    for part in (comment[1] if comment else "").split(";"):
-        if such := _SUCH.fullmatch(part.strip()):
+    number, device, router, unread = 1, None, "", []
+    for part in _parts(command):
+        if such := _SUCH.fullmatch(part):
             number, router = int(such[1]), such[2] or ""
-            continue
-        named = _ROLE.fullmatch(part.strip())
-        if named and connector:
-            role = named[2]
-        device = _device((named[1] or "" if named else part).strip(), folders) or device
+        elif named := _ROLE.fullmatch(part):
+            role = named[1] if connector else role
+        elif found := _device(part, folders):
+            device = found
+        else:
+            unread.append(part)
     if not role:
         raise ConfigError(f"{TRANSFER}: kv_role kv_both: end each line in a comment, # for prefill or # for decode")
     if not is_alone:
         line = line._replace(values={flag: value for flag, value in line.values.items() if flag != TRANSFER})
     keys, notes = import_line.keys_of(line, given, folders)
+    if unread:
+        known = "a device, 'for prefill', '3 such servers' are"
+        notes = [*notes, f"the comment {'; '.join(unread)!r} is not read: {known}"]
     return _Server(role, number, device, connector, router, {k: v for k, v in keys.items() if k not in given}, notes)
+
+
+def _parts(command: str) -> list[str]:
+    """The parts of the comment at the end of a line, without those that are no business of a fleet."""
+    comment = _COMMENT.search(command)
+    whole = [part.strip() for part in (comment[1] if comment else "").split(";")]
+    parts = [part.strip() for text in whole if not _OF_TOOL.fullmatch(text) for part in text.split(",")]
+    return [part for part in parts if part]
 
 
 def _device(name: str, folders: Sequence[Path]) -> str | None:

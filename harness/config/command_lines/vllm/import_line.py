@@ -53,7 +53,7 @@ def overrides(command: str) -> list[str]:
 
 @refused_as(KEYS[0])
 def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
-    """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
+    """Overrides and notes for a command line; keys in `given`, which the user sets, are left out.
 
     Raises:
         ConfigError: as of `overrides`.

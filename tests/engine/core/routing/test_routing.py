@@ -1,4 +1,4 @@
-"""The rules of routers: which server they choose of what they see, and what a router knows of a prefix cache."""
+"""The rules of routers: which server they choose of what they see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from engine.core.planning.policy_options import read_options
 from engine.core.routing import ROUTERS, find_router
 from engine.core.routing.draws import draw
-from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.sequence import Request
 
@@ -288,16 +287,3 @@ def test_a_rule_that_does_not_exist_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="rule='nearest': choose one of least_requests, .*round_robin"):
         find_router("nearest")
     assert find_router("mine:Rule") is None  # not imported yet
-
-
-@given(st.integers(0, 12), st.lists(st.text("ab", max_size=7), max_size=30))
-def test_what_is_known_of_a_cache_are_the_blocks_used_last(capacity: int, prompts: list[str]) -> None:
-    estimate, used = PrefixEstimate(capacity), list[int]()  # in order of use, the last at the end
-    for prompt in prompts:
-        hashes = [int("1" + prompt[:end].translate({97: "0", 98: "1"}), 2) for end in range(1, len(prompt) + 1)]
-        expected = next((i for i, block in enumerate(hashes) if block not in used), len(hashes))
-        assert estimate.num_hits(hashes) == expected
-        estimate.add(hashes)
-        used = [block for block in used if block not in hashes] + hashes[::-1]
-        used = used[max(0, len(used) - capacity) :]
-        assert len(estimate) == len(used)

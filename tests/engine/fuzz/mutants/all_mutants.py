@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant("lanes lose a seat", "admission/limits.py", "(self.max_num_seqs + lane) // num_lanes",
            "self.max_num_seqs // num_lanes"),
     # -- the queue ----------------------------------------------------------------------------------------------------
-    Mutant("a removal breaks the heap", "admission/waiting_queue.py", "        heapq.heapify(self._heap)\n", ""),
+    Mutant("a removal breaks the heap", "admission/waiting_queue.py", "        heapify(self._heap)\n", ""),
     Mutant("an urgent arrival finds the head blocked", "admission/waiting_queue.py",
            "if self._heap[0][-1] is sequence:",
            "if False:"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pandas as pd
 import pytest
@@ -81,6 +84,23 @@ def test_retries_are_off_unless_asked_for(
     assert outcome.requests["status"][0] == status
 
 
+def test_a_request_counts_as_sent_once_the_client_has_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = aiohttp.ClientSession.post
+
+    def post(*args: Any, **options: Any) -> Any:
+        time.sleep(0.03)
+        return make(*args, **options)
+
+    async def answer(request: web.Request, body: dict[str, Any]) -> Any:
+        return await tokens(request, 2)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "post", post)
+    loop = ("arrival=closed_loop", "arrival.concurrency=1", "engine.metrics_interval_s=0")
+    with fake_server(answer) as fake:
+        seen = drive(fake.address, *loop).requests
+    assert (seen["replay_lag"] >= 0.03).all() and (seen["ttft"] > seen["replay_lag"]).all()
+
+
 def test_nobody_answers() -> None:
     with pytest.raises(ConfigError, match=r"engine.endpoint=http://127.0.0.1:9: .*onnect"):
         drive("http://127.0.0.1:9")
@@ -133,11 +153,19 @@ def test_a_closed_loop_keeps_its_clients_and_sessions_send_what_was_said() -> No
 def test_against_our_server_the_client_sees_what_the_server_recorded(tmp_path: Path) -> None:
     """Client and server share the interpreter here: `python -m experiments.three_worlds` has them in two processes."""
     with serving(tmp_path / "server", *REAL, "serve.record=true") as server:
+        with create_connection(("127.0.0.1", server.port)) as slow:  # it arrives with its first byte
+            body = b'{"prompt": [1], "max_tokens": 1}'
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n")
+            time.sleep(0.05)
+            slow.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+            assert slow.recv(100).startswith(b"HTTP/1.1 200")
         trace = pd.DataFrame({"num_prompt_tokens": [12] * 24, "num_output_tokens": 16})
         outcome = drive(server.address, "model.vocab_size=512", "arrival=constant", "arrival.rate=20",
                         "engine.warm_up_requests=1", "engine.reset_cache=true", "engine.metrics_interval_s=0.1",
                         trace=trace)  # fmt: skip
-    served = pd.read_parquet(tmp_path / "server" / "requests.parquet")[1:]  # the first was the warm-up
+    served = pd.read_parquet(tmp_path / "server" / "requests.parquet")
+    assert served["ttft"][0] > 0.05
+    served = served[2:]  # the second was the warm-up
     seen = outcome.requests
     assert seen["num_output_tokens"].tolist() == served["num_output_tokens"].tolist() == [16] * 24
     sent = seen["ttft"] - seen["replay_lag"]  # the server knows nothing of what was late before it

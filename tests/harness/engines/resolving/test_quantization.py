@@ -8,8 +8,7 @@ from typing import Literal
 
 import pytest
 
-from harness.engines.resolving.shapes import model_shape
-from harness.engines.resolving.system import resolve
+from harness.engines.resolving.system import model_shape, resolve
 from harness.errors import ConfigError
 from harness.terminal import run
 from tests.harness.builders import config

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.server.real import RealBackend
+from engine.server.backend import Channel
+from engine.server.real import RealBackend, _Call
+from engine.server.tally import Tally
 from harness.engines.real import resolve_real
 from tests.harness.builders import config
 from tests.harness.engines.serving.builders import REAL, Server, serving, until_idle
@@ -138,6 +140,21 @@ def test_texts_and_tokens_turn_into_each_other(server: Server) -> None:
     assert server.ask("/tokenize", {"prompt": text})[1]["tokens"] == PROMPT
     assert server.ask("/v1/models")[1]["data"][0]["id"] == "tiny"
     assert server.ask("/health")[0] == 200
+
+
+def test_first_tokens_are_told_before_others_are_made(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[object]] = []
+    backend = RealBackend(llm, "m", Tally(), None)
+    monkeypatch.setattr(backend, "_tell", lambda _, news: told.append([channel for channel, *_ in news]))
+    calls = [_Call(Channel()) for _ in range(3)]
+    for each in calls:
+        each.stream = llm.stream([PROMPT], SamplingParams(max_tokens=3, ignore_eos=True))
+        backend._calls[each] = None
+        backend._step()
+    a, b, c = (each.channel for each in calls)
+    assert told == [[a], [b], [a], [c], [a, b]]
+    while backend._calls:
+        backend._step()
 
 
 def test_a_client_that_goes_is_aborted(server: Server) -> None:

@@ -79,24 +79,33 @@ def test_another_key_cannot_be_searched_for_at_a_rate() -> None:
         find(config(*SLO, "capacity.target_rate=6", "capacity.over=arrival.rate"), Path("unused"), ())
 
 
-def test_a_sweep_of_fleets_names_each_router_with_what_it_bears() -> None:
-    common = {"high": 50, "low": 48, "num_gpus": 16, "rate": 40, "cost_per_hour": 64.0}
-    rows: list[dict[str, Any]] = [
-        {
-            **common,
-            "label": "router=prefix_affinity",
-            "capacity": 49,
-            "servers": "8 servers of 2 H100 behind prefix_affinity",
-        },
-        {**common, "label": "router=round_robin", "capacity": 15, "servers": "8 servers of 2 H100 behind round_robin"},
-        {**common, "label": "router=random", "capacity": None, "servers": None},
-    ]
-    text = best_sentence(rows, 0, "arrival.rate")
-    assert text == (
-        "8 servers of 2 H100 behind prefix_affinity hold 49 requests/s; router=round_robin 15; router=random no "
-        "capacity."
+def test_a_sweep_of_fleets_names_each_with_what_it_bears() -> None:
+    def fleet(router: str, capacity: int | None, num_gpus: int = 16, cost: float | None = 64.0) -> dict[str, Any]:
+        return {
+            "label": f"router={router}",
+            "capacity": capacity,
+            "low": capacity and capacity - 1,
+            "high": capacity and capacity + 1,
+            "rate": 40,
+            "num_gpus": num_gpus,
+            "per_gpu": capacity and capacity / num_gpus,
+            "price_per_gpu_hour": 4.0,
+            "cost_per_hour": cost,
+            "servers": capacity and f"8 servers of 2 H100 behind {router}",
+        }
+
+    rows = [fleet("affinity", 49), fleet("round_robin", 15), fleet("random", None), fleet("load", 48)]
+    assert best_sentence(rows, 0, "arrival.rate") == (
+        "8 servers of 2 H100 behind affinity hold 49 requests/s; router=load 48; router=round_robin 15; "
+        "router=random no capacity. The intervals do not tell it apart from: router=load."
     )
-    assert best_sentence(rows, 0, "replicas").endswith(
-        "hold 40 requests/s with 16 GPUs ($64.0 an hour); router=round_robin 15 servers with 16 GPUs ($64.0 an hour); "
-        "router=random no capacity."
+    rows = [fleet("affinity", 49), fleet("round_robin", 60, 32), *(fleet(f"r{i}", 10) for i in range(5))]
+    assert best_sentence(rows, 0, "arrival.rate") == (
+        "8 servers of 2 H100 behind affinity hold 49 requests/s, 3.06 per GPU, which is the best; router=round_robin "
+        "60 (1.88 per GPU); router=r0 10 (0.62 per GPU); router=r1 10 (0.62 per GPU); router=r2 10 (0.62 "
+        "per GPU); router=r3 10 (0.62 per GPU); 1 more."
+    )
+    few = [fleet("affinity", 1, 1, None), fleet("round_robin", 15, 30)]
+    assert best_sentence(few, 0, "replicas").endswith(
+        " holds 40 requests/s (1 GPU); router=round_robin 15 servers (30 GPUs, $64.0 an hour)."
     )

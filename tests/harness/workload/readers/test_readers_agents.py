@@ -13,7 +13,7 @@ from harness.config.schema.traffic.trace_files import OtelTrace, TraceLabTrace, 
 from harness.errors import ConfigError, TraceError
 from harness.workload.lines import continued_rows
 from harness.workload.readers import load_trace
-from harness.workload.readers.calls import LONGEST
+from harness.workload.readers.agents.calls import LONGEST
 from harness.workload.trace import Trace
 from simulator.quantities import MAX_TOKENS
 from tests.harness.workload.readers.recordings import AIPERF_TURNS, OTEL, TRACELAB, WEKA, tracelab

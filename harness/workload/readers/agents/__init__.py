@@ -1,0 +1,1 @@
+"""Traces of agents: calls of a session that wait for one another."""
