@@ -57,6 +57,7 @@ def test_a_slower_link_makes_first_tokens_later(plans_ahead: bool) -> None:
 @pytest.mark.parametrize("version", ("0.19", "0.33"))
 def test_compressed_equals_stepped(version: str, plans_ahead: bool) -> None:
     """In a pool where decodes run out of blocks."""
-    settings = {"plans_ahead": plans_ahead, "num_blocks": 60, "rate": 1e8}
-    stepped, compressed = (returning(version, compress=compress, **settings) for compress in (False, True))
+    stepped, compressed = (
+        returning(version, 1e8, compress=compress, plans_ahead=plans_ahead, num_blocks=60) for compress in (False, True)
+    )
     assert_same(stepped, compressed)
