@@ -108,7 +108,7 @@ def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone:
     if not is_alone:
         notes = [note for note in notes if not note.startswith(TRANSFER)]
         if keys.pop("tiers", None):  # which pools cannot choose as a group
-            keys |= {"tiers.offload": True, "tiers.rule": "vllm"}
+            keys |= {"tiers.offload": True} | ({} if connector else {"tiers.rule": "vllm"})
     if unread:
         known = "a device, 'for prefill', '3 such servers' are"
         notes = [*notes, f"the comment {'; '.join(unread)!r} is not read: {known}"]

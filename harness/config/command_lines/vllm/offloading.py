@@ -48,7 +48,7 @@ def offloading(values: Mapping[str, str], block_size: float) -> dict[str, Any]:
 def transfer_words(tiers: TiersConfig, mover: dict[str, Any] | None) -> list[object]:
     """The flags of these tiers, none where vLLM has no such tiers, and of the connector that hands KV over, if any."""
     connectors = [mover] if mover else []
-    if has_offloading(tiers):
+    if has_offloading(tiers, hands_over=mover is not None):
         if not mover and tiers.chunk_blocks == 1:
             return [_SIZE, tiers.host.gib]
         extra: dict[str, Any] = {"cpu_bytes_to_use": int(tiers.host.gib * _GIB)}
@@ -62,6 +62,9 @@ def transfer_words(tiers: TiersConfig, mover: dict[str, Any] | None) -> list[obj
     return [TRANSFER, json.dumps(whole)]
 
 
-def has_offloading(tiers: TiersConfig) -> bool:
-    """Whether flags of vLLM give a server this memory on the host."""
+def has_offloading(tiers: TiersConfig, *, hands_over: bool) -> bool:
+    """Whether flags of vLLM give a server this memory on the host. Of one that hands KV over, vLLM's own rules of what
+    is stored when are not simulated."""
+    if hands_over:
+        return tiers.offload and tiers.host.gib > 0 and not tiers.disk.gib
     return tiers.offload and tiers.rule == "vllm"

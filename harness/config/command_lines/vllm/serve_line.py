@@ -39,7 +39,7 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, hand_over: t
     words += transfer_words(config.tiers, _mover(hand_over))
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
-    return line_of(words, _comments(config))
+    return line_of(words, _comments(config, hands_over=hand_over is not None))
 
 
 def _mover(hand_over: tuple[str, Role] | None) -> dict[str, Any] | None:
@@ -98,12 +98,12 @@ def _choices(config: RunConfig) -> list[object]:
     return words
 
 
-def _comments(config: RunConfig) -> list[str]:
+def _comments(config: RunConfig, *, hands_over: bool) -> list[str]:
     version, speculation = getattr(config.engine, "vllm_version", None), config.speculation
     comments = [f"vLLM {version}"] if version else []
     if isinstance(speculation, DraftModelSpeculation) and speculation.drafter is None:
         comments.append("eagle3 stands for draft heads of any kind: name yours")
-    return [*comments, *replicas_comment(config), *_missing(config)]
+    return [*comments, *replicas_comment(config), *_missing(config, hands_over=hands_over)]
 
 
 def longest_that_fits(config: RunConfig, num_blocks: int | None) -> int:
@@ -127,7 +127,7 @@ def _drafts(config: RunConfig) -> dict[str, Any] | None:
     return None
 
 
-def _missing(config: RunConfig) -> list[str]:
+def _missing(config: RunConfig, *, hands_over: bool) -> list[str]:
     """The comment on settings of the server that no flag of vLLM gives it."""
     scheduler, engine = config.scheduler, config.engine
     version = vllm_version(getattr(engine, "vllm_version", None))
@@ -139,4 +139,5 @@ def _missing(config: RunConfig) -> list[str]:
     if isinstance(engine, SimEngine) and engine.memory_account not in (None, version.memory_account):
         given["engine.memory_account"] = engine.memory_account
     fixed = _FIXED | {"eviction": version.eviction, "options": version.options}
-    return without_flag("vLLM", config, fixed, given, has_offloading=has_offloading(config.tiers))
+    is_kept = has_offloading(config.tiers, hands_over=hands_over)
+    return without_flag("vLLM", config, fixed, given, has_offloading=is_kept)

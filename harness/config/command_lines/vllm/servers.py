@@ -62,7 +62,7 @@ def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[st
     return {**made, "data_parallel_size": ranks, "expert_parallel": True}
 
 
-def connectors_of(values: Mapping[str, str]) -> list[dict[str, Any]]:
+def connectors_of(values: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """What moves the KV of a server, by `--kv-transfer-config`: one connector, or those of a MultiConnector.
 
     Raises:

@@ -113,7 +113,7 @@ def test_the_rule_of_a_router(line: str, rule: str) -> None:
             "{role:prefill,engine:{max_graph_tokens:0}},{role:decode,replicas:3,tensor_parallel_size:2}",
             "fleet.kv_transfer=by_layers",
         ),
-        ("{role:prefill,tiers:{host:{gib:100},offload:true,rule:vllm}},{role:decode}", "block_size=32"),
+        ("{role:prefill,tiers:{host:{gib:100},offload:true}},{role:decode}", "block_size=32"),
         (
             "{role:serve,tiers:{host:{gib:0.5},offload:true,rule:vllm}},{role:serve,max_num_seqs:77}",
             "router=power_of_two",
