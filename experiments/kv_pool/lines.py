@@ -13,7 +13,7 @@ from simulator.models.kv_pool import GIB, KVPool
 from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
-from simulator.versions.graph_sizes import count_graphs
+from simulator.profile.graph_sizes import count_graphs
 from simulator.versions.vllm_versions import vllm_version
 
 _FOLDER = Path(__file__).parent

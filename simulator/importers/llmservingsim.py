@@ -38,11 +38,11 @@ from simulator.models.experts import Experts
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.csv_table import read_table
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.meta import ProfileMeta
 from simulator.profile.profile import META, Profile, ProfileError, check_numbers, check_texts
 from simulator.profile.profile_folder import rank_folder, read_meta
 from simulator.quantities import RANGES
-from simulator.versions.graph_sizes import graph_sizes
 
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",

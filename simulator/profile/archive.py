@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.models.model import Model
 from simulator.profile.checks import base_name, check_measured_on
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.meta import ProfileMeta
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import meta_of, meta_values
 from simulator.table import Table, frame_of, stacked
-from simulator.versions.graph_sizes import graph_sizes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,9 @@ from simulator.models.hardware import Device
 from simulator.models.kv_pool import GIB, KVPool, kv_formula
 from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
 from simulator.models.model import Model
+from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
 from simulator.tiers import StoreTier, Tiers
-from simulator.versions.graph_sizes import count_graphs
 from simulator.versions.vllm_versions import VllmVersion, vllm_version
 
 

@@ -18,13 +18,13 @@ from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
+from simulator.profile.graph_sizes import ENGINES, decode_graphs
 from simulator.profile.other_device import on_device
 from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError
 from simulator.profile.weight_only import is_widened, widened
 from simulator.profile.whole_experts import with_whole_experts
 from simulator.system import CostChoice, System
 from simulator.table import table_of
-from simulator.versions.graph_sizes import ENGINES, decode_graphs
 from simulator.versions.vllm_versions import KERNELS, OWN_CHOICES, vllm_version
 
 _LIKE_EXPERTS = "experts of these sizes were not timed: the times are of those most like them, scaled by their weights"

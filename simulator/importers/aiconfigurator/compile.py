@@ -70,9 +70,9 @@ from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.meta import ProfileMeta
 from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError
-from simulator.versions.graph_sizes import graph_sizes
 
 _SEPARATE_NORMS, _STATIC_SCALES, _PIECEWISE_GRAPHS = "separate_norms", "static_scales", "piecewise_graphs"
 _ROUTING_KERNELS, _TF32_ROUTER, _WHOLE_TOPK = "routing_kernels", "tf32_router", "whole_topk"

@@ -25,9 +25,9 @@ from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.archive import merged
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import LIKE_EXPERTS, Profile, ProfileError
 from simulator.table import table_of
-from simulator.versions.graph_sizes import graph_sizes
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiles" / "operators"
 

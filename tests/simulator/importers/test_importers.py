@@ -19,9 +19,9 @@ from simulator.importers import open_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.models.model import Model
+from simulator.profile.graph_sizes import decode_graphs, graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import save_profile
-from simulator.versions.graph_sizes import decode_graphs, graph_sizes
 from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, resized, work
 from tests.simulator.importers.builders import write_bundle, write_gains, write_profiling
 
