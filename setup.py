@@ -28,7 +28,7 @@ COMPILED = [
     *sorted(Path("simulator/costs").glob("[!_]*.py")),
     *(
         Path(f"simulator/{name}.py")
-        for name in ("arrivals", "rounding", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
+        for name in ("arrivals", "nanoseconds", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
     ),
     *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "phases", "shared", "timetable")),
     *(

@@ -142,8 +142,12 @@ class Replica:
 
     def next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
-        next_ns = min(self.source.next_ns, self._transfers.next_ns)
-        return min(next_ns, self._inbox[0][0]) if self._inbox else next_ns
+        next_ns, moved_ns = self.source.next_ns, self._transfers.next_ns
+        if moved_ns < next_ns:
+            next_ns = moved_ns
+        if self._inbox and (came_ns := self._inbox[0][0]) < next_ns:
+            next_ns = came_ns
+        return next_ns
 
     def wake_ns(self) -> int:
         """When to plan again after there was nothing to plan; NEVER where only a new request can change that."""
@@ -196,7 +200,7 @@ class Replica:
         self._under_way = now, ends
         return self.cut(now, (durations, ends))
 
-    def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> Run | None:
+    def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> int | Run | None:
         """The same run with more steps, where the plan goes on and no request is seen at the run's end.
 
         Raises:
@@ -219,12 +223,15 @@ class Replica:
         self._under_way = start, ends
         return self.cut(start, (durations, ends))
 
-    def cut(self, start: int, run: Run) -> Run:
-        """The steps of the run that pass before the next request is seen."""
+    def cut(self, start: int, run: Run) -> int | Run:
+        """The steps of the run that pass before the next request is seen; a single one as what it takes."""
         durations, ends = run
         if not self.compress or (wait := self.next_event_ns() - start) > ends.item(-1):
             return run
         num_steps = self._steps_until_seen(wait, ends)
+        if num_steps == 1:
+            self._under_way = None
+            return durations.item(0)
         return durations[:num_steps], ends[:num_steps]
 
     def finish(self, plan: StepPlan, now: int, price: int | Run) -> tuple[StepPlan | None, int]:

@@ -5,9 +5,8 @@
 
 Llama-3.1-8B on an H100 serves three traces in Mooncake's format, a short and a long piece of each, in turns; the
 fastest of the repeats counts. Whole processes are timed, which read the trace, simulate and write results; the
-difference
-between both sizes leaves out what a start takes. Both simulate the same KV cache of blocks of 16 tokens, vLLM's size;
-AISimulate's own default is 64, which leaves it a quarter of the blocks to look after. Both cache prefixes. Writes
+difference between both sizes leaves out what a start takes. Both simulate the same KV cache, of blocks of 16 tokens as
+in vLLM, and cache prefixes; AISimulate's own default is blocks of 64, a quarter as many to look after. Writes
 experiments/results/peer_aisimulate.json.
 """
 
@@ -35,7 +34,7 @@ from experiments.simulation_speed import MOONCAKE
 from harness.workload.readers import load_trace
 
 _HASHED = 512  # tokens that a hash id of the traces stands for
-_BLOCK, _NUM_BLOCKS = 16, 27_868  # of KV; what 80 GB hold beside the model, as both compute it to within 2 %
+_BLOCK, _NUM_BLOCKS = 16, 27_868  # of KV; what 90 % of 80 GB hold beside the model by our account
 _INTERVAL_MS = 25.0  # between arrivals, on average
 
 WriteTrace = Callable[[Path, int], None]
@@ -58,7 +57,8 @@ def main() -> None:
             ("Mooncake conversations", (2_000, 12_000), partial(write_conversations, conversations)),
         )
     ]
-    document = {**provenance("experiments.peers.aisimulate"), "block_size": _BLOCK, "traces": results}
+    settings = {"block_size": _BLOCK, "num_blocks": _NUM_BLOCKS}
+    document = {**provenance("experiments.peers.aisimulate"), **settings, "traces": results}
     write_result(RESULTS / "peer_aisimulate.json", document)
     print(json.dumps(results, indent=1))
 

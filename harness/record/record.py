@@ -12,10 +12,10 @@ from engine.core.sequence import Request
 from harness.record.recorder import STATUSES, Recorder
 from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET, latencies, seconds
-from harness.record.step_columns import table_of
+from harness.record.step_columns import step_columns, table_of
 from harness.results.tables import Gaps
 from harness.workload.trace import CLASS_COLUMNS, Trace
-from simulator.table import Categories, Table, constant, is_constant
+from simulator.table import Categories, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,15 +125,7 @@ class Record:
         return Table(table | latencies(table, recorded))
 
     def _steps(self) -> Table:
-        """A row per step, by the time when it began, of several that began together in the order of the servers."""
-        tables = [server.steps() for server in self.servers]
-        starts = [columns["start_time"] for columns in tables]
-        order = np.argsort(np.concatenate(starts), kind="stable")
-        servers = [np.full(len(times), number) for number, times in enumerate(starts)]
-        steps = {"step": np.arange(len(order)), "server": _in_order(servers, order)}
-        for name in [*tables[0]]:  # no more than one column is there twice
-            steps[name] = _in_order([columns.pop(name) for columns in tables], order)
-        return Table(steps)
+        return Table(step_columns([server.step_log() for server in self.servers]))
 
     def _spans(self, request_ids: np.ndarray) -> pd.DataFrame | None:
         tables = [table for server in self.servers if (table := server.span_table(request_ids)) is not None]
@@ -150,16 +142,6 @@ def _column(known: Mapping[int, Any], num_rows: int, otherwise: float, dtype: ty
     if known:
         values[[*known]] = [*known.values()]
     return values
-
-
-def _in_order(parts: Sequence[np.ndarray], order: np.ndarray) -> np.ndarray:
-    """A column of the steps of all servers."""
-    if len(parts) == 1:
-        return parts[0]
-    known = [part for part in parts if len(part)]
-    if known and all(map(is_constant, known)) and len({repr(part[0]) for part in known}) == 1:
-        return constant(known[0][0], len(order))
-    return np.concatenate(parts)[order]
 
 
 def _merged_gaps(gaps: Sequence[Gaps]) -> Gaps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import abc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from harness.record.plan_log import PLAN_COLUMNS, PlanLog
 from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
-from harness.record.step_columns import TIME_COLUMNS, matrix, step_columns, table_of
+from harness.record.step_columns import TIME_COLUMNS, StepLog, matrix, table_of
 from harness.results.tables import Gaps
 from simulator.table import Table
 
@@ -149,11 +149,12 @@ class Recorder:
     def gaps(self) -> Gaps:
         return token_gaps(self._plan_table(), self._step_durations(), self._log.single_gaps)
 
-    def steps(self) -> dict[str, Any]:
-        """The columns of the table of steps."""
-        return step_columns(
-            self._plan_table(), self._step_durations(), matrix(self._log.growth, 3), matrix(self._log.drafts, 4),
-            matrix(self._times, len(TIME_COLUMNS)), self._log.transfers, reserves=self._reserves,
+    def step_log(self) -> StepLog:
+        """What the table of steps is made of."""
+        return StepLog(
+            matrix(self._log.plans, len(PLAN_COLUMNS)), self._step_durations(), matrix(self._log.growth, 3),
+            matrix(self._log.drafts, 4), matrix(self._times, len(TIME_COLUMNS)), self._log.transfers.rows,
+            self._reserves,
         )  # fmt: skip
 
     def span_table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame | None:

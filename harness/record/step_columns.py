@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.record.plan_log import PLAN_COLUMNS
 from harness.record.request_times import NS
-from harness.record.transfer_log import TransferLog
+from harness.record.transfer_log import transfer_columns
 from simulator.table import Table, constant
 
 TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
@@ -26,72 +27,129 @@ def table_of(rows: NDArray[np.int64], columns: Sequence[str]) -> Table:
     return Table(dict(zip(columns, rows.T, strict=True)))
 
 
-def step_columns(
-    plans: Table,
-    durations: NDArray[np.int64],
-    growth: NDArray[np.int64],
-    drafts: NDArray[np.int64],
-    times: NDArray[np.int64],
-    transfers: TransferLog,
-    *,
-    reserves: bool,
-) -> dict[str, Any]:
-    """A row per step, made without copies: what is built here is most of the memory of a long run.
+class StepLog(NamedTuple):
+    """What a server has recorded of its steps.
 
-    Args:
-        plans: a row per plan, the columns as in `harness.record.recorder`.
+    Attributes:
+        plans: a row per plan, the columns as in `harness.record.plan_log`.
         durations: of each step in ns, int64[num_steps].
         growth: plan, step in the plan and blocks, int64[n, 3].
         drafts: step, context tokens, drafted and accepted tokens, int64[n, 4].
         times: of plans on a real clock in ns, int64[num_plans, 4], or int64[0, 4].
+        transfers: plan, and what `harness.record.transfer_log` counts, int64[n, 6].
         reserves: whether blocks are handed out as contiguous reservations, which decodes use up.
+        origin_ns: the time that is 0 in the table.
     """
+
+    plans: NDArray[np.int64]
+    durations: NDArray[np.int64]
+    growth: NDArray[np.int64]
+    drafts: NDArray[np.int64]
+    times: NDArray[np.int64]
+    transfers: NDArray[np.int64]
+    reserves: bool
+    origin_ns: int = 0
+
+
+def step_columns(logs: Sequence[StepLog]) -> dict[str, Any]:
+    """A row per step of all servers, by the time when it began; of several that began together in the order of the
+    servers.
+
+    What is told of plans is copied to their steps in that order at once, and most other columns are made of that: a
+    long run has millions of steps, and each column of one server that is then put in order takes as long again.
+    """
+    plans = table_of(_joined([log.plans for log in logs]), PLAN_COLUMNS)
+    durations = _joined([log.durations for log in logs])
+    first_plans = np.cumsum([0, *(len(log.plans) for log in logs)])
+    first_steps = np.cumsum([0, *(len(log.durations) for log in logs)])
+    server = np.repeat(np.arange(len(logs)), np.diff(first_plans))
     num_steps = plans["num_steps"].to_numpy()
     plan = np.repeat(np.arange(len(plans)), num_steps)  # the plan of each step
     first = np.cumsum(num_steps) - num_steps  # the first step of each plan
-    ahead = np.arange(len(durations)) - first[plan]
-    ended = np.cumsum(durations) - durations
-    start_ns = plans["start_ns"].to_numpy()[plan] + ended - ended[first][plan]
+    growth = _joined([_moved(log.growth, start) for log, start in zip(logs, first_plans[:-1], strict=True)])
+    gains = np.zeros(len(durations), dtype=np.int64)
+    gains[first[growth[:, 0]] + growth[:, 1]] = growth[:, 2]
+    gained = _since_first(np.cumsum(gains), first, plan)
+    ahead = np.arange(len(durations)) - first.take(plan)
+    start_ns = _spread(plans["start_ns"].to_numpy(), plan) + _since_first(np.cumsum(durations) - durations, first, plan)
+    place = np.arange(len(durations))  # in the table
+    if len(logs) > 1:
+        order = np.argsort(start_ns, kind="stable")
+        place[order] = np.arange(len(order))
+        plan, ahead, start_ns, durations, gained = (
+            each.take(order) for each in (plan, ahead, start_ns, durations, gained)
+        )
+        del order
+    origins = np.array([log.origin_ns for log in logs])
+    begins = start_ns * NS
+    if origins.any():
+        begins -= (origins * NS)[server][plan]
     steps: dict[str, Any] = {
+        "step": np.arange(len(durations)),
+        "server": server.take(plan),
         "lane": _spread(plans["lane"].to_numpy(), plan),
-        "start_time": start_ns * NS,
+        "start_time": begins,
         "duration": durations * NS,
     }
-    del ended, start_ns
+    del start_ns, gains
     for column in plans.columns[2:-2]:
         steps[column] = _spread(plans[column].to_numpy(), plan)
-    base = steps["num_context_tokens"]
+    drafts = _joined([_moved(log.drafts, start) for log, start in zip(logs, first_steps[:-1], strict=True)])
+    drafting = place[drafts[:, 0]]
     padding = ahead * steps["num_padding_tokens"]  # of ended sequences, as steps after the first have no prompts
-    contexts = base + ahead * steps["num_decode_seqs"] + padding
-    contexts[drafts[:, 0]] = drafts[:, 1]
+    tokens = ahead * steps["num_decode_seqs"]
+    if len(drafts):
+        tokens[drafting] = drafts[:, 1] - steps["num_context_tokens"][drafting] - padding[drafting]
     for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
         steps[column] = constant(0, len(durations))
         if len(drafts):
             steps[column] = np.zeros(len(durations), dtype=np.int64)
-            np.add.at(steps[column], drafts[:, 0], drafts[:, i])
-    gained = contexts - base - padding
-    steps["num_context_tokens"] = contexts
-    steps["num_kv_tokens"] = steps["num_kv_tokens"] + gained
-    if reserves:
-        steps["num_reserved_slots"] = steps["num_reserved_slots"] - gained
-    del base, padding, gained
-    gains = np.zeros(len(durations), dtype=np.int64)
-    gains[first[growth[:, 0]] + growth[:, 1]] = growth[:, 2]
-    grown = np.cumsum(gains)
-    steps["num_used_blocks"] = steps["num_used_blocks"] + (grown - grown[first][plan])
-    del gains, grown
+            np.add.at(steps[column], drafting, drafts[:, i])
+    steps["num_context_tokens"] = steps["num_context_tokens"] + tokens + padding
+    steps["num_kv_tokens"] = steps["num_kv_tokens"] + tokens
+    if any(log.reserves for log in logs):
+        reserves = np.array([log.reserves for log in logs])[server]
+        steps["num_reserved_slots"] = steps["num_reserved_slots"] - tokens * reserves[plan]
+    steps["num_used_blocks"] = steps["num_used_blocks"] + gained
+    del tokens, padding, gained
     # What happens once per plan happens in its first step.
     for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
         if steps[column].any():
             steps[column][ahead > 0] = 0
-    steps |= transfers.step_columns(first, len(durations))
+    transfers = _joined([_moved(log.transfers, start) for log, start in zip(logs, first_plans[:-1], strict=True)])
+    steps |= transfer_columns(transfers, place[first], len(durations))
     waits = steps.pop("wait_ns")
     steps["transfer_time"] = waits * NS if waits.any() else constant(0.0, len(durations))
+    times = _times(logs)
     for i, column in enumerate(TIME_COLUMNS):
-        steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else constant(np.nan, len(durations))
+        known = None if times is None else times[plan, i] * NS / num_steps[plan]
+        steps[column] = constant(np.nan, len(durations)) if known is None else known
     return steps
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _moved(rows: NDArray[np.int64], start: int) -> NDArray[np.int64]:
+    """Rows whose first column counts from 0 for the plan or step with the number `start`."""
+    return rows + np.array([start] + [0] * (rows.shape[1] - 1)) if start and len(rows) else rows
+
+
+def _since_first(totals: NDArray[np.int64], first: NDArray[np.int64], plan: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By how much a running total exceeds that of the first step of the plan."""
+    return totals - totals[first].take(plan)
+
+
+def _times(logs: Sequence[StepLog]) -> NDArray[Any] | None:
+    """Times of all plans on a real clock, NaN for servers that have none; None where nobody has any."""
+    if not any(len(log.times) for log in logs):
+        return None
+    return _joined(
+        [log.times if len(log.times) else np.full((len(log.plans), len(TIME_COLUMNS)), np.nan) for log in logs]
+    )
 
 
 def _spread(values: NDArray[np.int64], plan: NDArray[np.int64]) -> NDArray[np.int64]:
     """The value of the plan of each step."""
-    return values[plan] if values.any() else constant(0, len(plan))
+    return np.ascontiguousarray(values).take(plan) if values.any() else constant(0, len(plan))

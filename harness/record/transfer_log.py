@@ -56,14 +56,18 @@ class TransferLog:
         while self._rows and self._rows[-width] >= num_plans:
             del self._rows[-width:]
 
-    def step_columns(self, first: NDArray[np.int64], num_steps: int) -> dict[str, NDArray[np.int64]]:
-        """Columns of the steps table, given the first step of each plan: what is copied for a plan, before that."""
-        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
-        columns = {}
-        for i, name in enumerate(_COLUMNS[1:], 1):
-            columns[name] = constant(0, num_steps)
-            if not len(rows):
-                continue
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The plan, and what was copied for it in blocks, and the wait in ns: int64[n, 6]."""
+        return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
+
+
+def transfer_columns(rows: NDArray[np.int64], first: NDArray[np.int64], num_steps: int) -> dict[str, NDArray[np.int64]]:
+    """Columns of the steps table, given the first step of each plan: what is copied for a plan, before that."""
+    columns = {}
+    for i, name in enumerate(_COLUMNS[1:], 1):
+        columns[name] = constant(0, num_steps)
+        if len(rows):
             columns[name] = np.zeros(num_steps, dtype=np.int64)
             columns[name][first[rows[:, 0]]] = rows[:, i]
-        return columns
+    return columns

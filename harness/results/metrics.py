@@ -95,7 +95,8 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     metrics |= staffing_metrics(result, start, duration)
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
-        metrics["request_imbalance"] = _imbalance(metrics["servers"])
+        comes_and_goes = "server_counts" in result.meta
+        metrics["request_imbalance"] = math.nan if comes_and_goes else _imbalance(metrics["servers"])
     notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
     if excluded == len(result.request_rows):
         notes.insert(0, left_out_text(config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -181,11 +181,13 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """How evenly the servers of a fleet were used."""
     if not (servers := summary.get("servers")):
         return
-    roles = dict.fromkeys(server.get("role", "serve") for server in servers)
-    for role in roles:
-        own = [server for server in servers if server.get("role", "serve") == role]
-        name = "Servers" if len(roles) == 1 else {"prefill": "For prompts", "decode": "For decodes"}.get(role, role)
-        yield name, _of_servers(own, summary["num_prompts"])
+    alike: Mapping[str, Any] = {"role": "serve", "servers": range(len(servers))}
+    for pool in summary.get("pools") or [alike]:
+        name = {"prefill": "For prompts", "decode": "For decodes"}.get(pool["role"], "Servers")
+        own = [servers[number] for number in pool["servers"]]
+        each = " each" * (len(own) > 1)
+        gpus = f" with {pool['num_gpus'] // len(own)} {pool['device']}{each}" if "device" in pool else ""
+        yield name, f"{len(own)}{gpus}: {_of_servers(own, summary['num_prompts'])}"
     if summary.get("server_counts"):
         cost = "" if summary["cost"] is None else f" · ${number(summary['cost'])}"
         yield (
@@ -217,12 +219,17 @@ def _kv_transferred(summary: Mapping[str, Any]) -> str:
 
 def _of_servers(servers: Sequence[Mapping[str, Any]], num_requests: int) -> str:
     shares = [server["num_requests"] / max(1, num_requests) for server in servers]
-    texts = [f"{percent(min(shares))} to {percent(max(shares))} of requests each"]
+    texts = [f"{_span(shares, percent)} of requests{' each' * (len(servers) > 1)}"]
     for key, noun, show in (("mean_running", "running", number), ("prefix_cache_hit_rate", "cache hits", percent)):
         values = [server[key] for server in servers if server[key] is not None]
         if values and max(values):
-            texts.append(f"{noun} {show(min(values))} to {show(max(values))}")
-    return f"{len(servers)}: " + " · ".join(texts)
+            texts.append(f"{noun} {_span(values, show)}")
+    return " · ".join(texts)
+
+
+def _span(values: Sequence[float], show: Callable[[float], str]) -> str:
+    least, most = show(min(values)), show(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

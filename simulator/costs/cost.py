@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.rounding import nearest_ns
+from simulator.nanoseconds import nearest_ns
 
 FEW_STEPS = 16  # up to this many decode steps are faster one by one than as arrays
 

@@ -24,7 +24,7 @@ from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
 from simulator.models.hardware import Device
 from simulator.models.model import Model
-from simulator.rounding import nearest_ns
+from simulator.nanoseconds import nearest_ns
 
 Time = Callable[[int], float]
 """ns for a number of tokens."""

@@ -22,18 +22,10 @@ HANDOVERS: Final = 3
 ARRIVALS: Final = 4
 PLANS: Final = 5
 TRANSFERS: Final = 6
-_BITS: Final = 3  # of a phase; a compiled core shifts large numbers faster than it multiplies them
+PHASE_BITS: Final = 3  # of a moment; a compiled core shifts large numbers faster than it multiplies them
+PHASE_MASK: Final = 7
 
 
 def moment(time_ns: int, phase: int) -> int:
-    """A number for a phase of a time, by which what happens there is in order."""
-    return NEVER if time_ns == NEVER else time_ns << _BITS | phase
-
-
-def time_of(moment: int) -> int:
-    """In ns."""
-    return moment >> _BITS
-
-
-def phase_of(moment: int) -> int:
-    return moment & (1 << _BITS) - 1
+    """A number for a phase of a time, by which what happens there is in order; NEVER for that time."""
+    return NEVER if time_ns == NEVER else time_ns << PHASE_BITS | phase

@@ -85,6 +85,6 @@ class Shared(Timed):
             self._timetable.expect(self, moment(self._timetable.now, PLANS))
         elif not isinstance(self._price, int):
             shorter = self._replica.cut(self._start, self._price)
-            if len(shorter[1]) < len(self._price[1]):
+            if isinstance(shorter, int) or len(shorter[1]) < len(self._price[1]):
                 self._run(shorter)
                 self._timetable.expect(self, self.due)

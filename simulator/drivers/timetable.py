@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 
 from simulator.arrivals import NEVER
-from simulator.drivers.phases import ARRIVALS, moment, phase_of, time_of
+from simulator.drivers.phases import ARRIVALS, PHASE_BITS, PHASE_MASK, moment
 from simulator.replica import Source
 
 Call = tuple[int, int, int, Callable[[Any], None]]
@@ -60,8 +60,8 @@ class Timetable:
     def next_ns(self) -> int:
         """When something happens next, as far as is known; NEVER where nothing does."""
         next_ns = self.source.next_ns
-        if self._heap and (due := time_of(self._heap[0] >> self._place_bits)) < next_ns:
-            next_ns = due
+        if self._heap and (due_ns := self._heap[0] >> self._place_bits + PHASE_BITS) < next_ns:
+            next_ns = due_ns
         return min(next_ns, self._queue[0][0]) if self._queue else next_ns
 
     def add(self, server: Timed) -> None:
@@ -87,24 +87,25 @@ class Timetable:
         bits, mask = self._place_bits, (1 << self._place_bits) - 1
         heap[:] = sorted([server.due << bits | server.place for server in servers if server.due != NEVER])
         while True:
-            arrival, other = moment(self.source.next_ns, ARRIVALS), NEVER
-            if queue:
-                other = moment(queue[0][0], queue[0][1])
-            due = heap[0] >> bits if heap else NEVER
-            if due <= arrival and due <= other:
-                if due == NEVER:
-                    return
+            source_ns = self.source.next_ns
+            first = moment(source_ns, ARRIVALS)
+            is_call = False
+            if queue and (call := moment(queue[0][0], queue[0][1])) < first:
+                first, is_call = call, True
+            if heap and (due := heap[0] >> bits) <= first:
                 server = servers[heappop(heap) & mask]
                 if server.due == due:
-                    self.now = env._now = now = time_of(due)
-                    server.pass_to(now, phase_of(due))
+                    self.now = env._now = now = due >> PHASE_BITS
+                    server.pass_to(now, due & PHASE_MASK)
                     if server.due != NEVER:
                         heappush(heap, server.due << bits | server.place)
-            elif arrival <= other:
-                self.now = env._now = now = self.source.next_ns
-                self.source.dispatch(now)
-            else:
+            elif is_call:
                 self._call_next()
+            elif first != NEVER:
+                self.now = env._now = source_ns
+                self.source.dispatch(source_ns)
+            else:
+                return
 
     def _call_next(self) -> None:
         call, env = self._queue[0], self._env

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.core.routing.loads import UncachedPrompts
+from engine.core.routing.loads import Counted, UncachedPrompts
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
@@ -45,7 +45,7 @@ class Metrics(NamedTuple):
     num_free_blocks: int
 
 
-class View:
+class View(Counted):
     """A server as the router sees it.
 
     The gateway's own accounts are exact: requests and tokens under way, and the prompts that it has sent. What the
@@ -62,8 +62,8 @@ class View:
         reads_caches: bool,
         least_block: int = 1,
     ) -> None:
+        super().__init__()
         self.number = number
-        self.num_requests = 0
         self.num_tokens = 0
         self._uncached: UncachedPrompts | None = None  # for rules that ask
         self._replica = replica

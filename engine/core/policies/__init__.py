@@ -1,6 +1,6 @@
 """The scheduling policies, one per module; a module is found by its name and says which class is its `POLICY`.
 
-Whoever imports a policy from elsewhere enters it under its path, `package.module:name`.
+Code that imports a policy from elsewhere enters it under its path, `package.module:name`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def find_policy(name: str) -> type[Policy] | None:
-    """The policy of a name; None for one from elsewhere that nobody has imported.
+    """The policy of a name; None for one from elsewhere that was not imported yet.
 
     Raises:
         ValueError: there is no such policy.

@@ -1,7 +1,7 @@
 """The rules by which a router chooses a server, one per module; a module is found by its name and says which class is
 its `ROUTER`.
 
-Whoever imports a rule from elsewhere enters it under its path, `package.module:name`.
+Code that imports a rule from elsewhere enters it under its path, `package.module:name`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUTERS: dict[str, type[Router]] = {
 
 
 def find_router(name: str) -> type[Router] | None:
-    """The rule of a name; None for one from elsewhere that nobody has imported.
+    """The rule of a name; None for one from elsewhere that was not imported yet.
 
     Raises:
         ValueError: there is no such rule.

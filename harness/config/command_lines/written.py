@@ -16,12 +16,20 @@ def line_of(words: Sequence[object], comments: Sequence[str]) -> str:
     return f"{line}  # {'; '.join(comments)}" if comments else line
 
 
-def without_flag(tool: str, config: RunConfig, fixed: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def without_flag(
+    tool: str,
+    config: RunConfig,
+    fixed: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    has_offloading: bool = False,
+) -> list[str]:
     """The comment that names the settings of a server, as key=value, that no flag of `tool` gives it.
 
     Args:
         fixed: the tool's scheduler, in what no flag changes.
         given: more settings that it has no flag for.
+        has_offloading: whether flags give the server its memory on the host.
     """
     scheduler = config.scheduler
     missing = {f"scheduler.{key}": getattr(scheduler, key) for key in fixed if getattr(scheduler, key) != fixed[key]}
@@ -32,7 +40,7 @@ def without_flag(tool: str, config: RunConfig, fixed: Mapping[str, Any], given: 
         missing["engine.kv_cache_dtype"] = config.engine.kv_cache_dtype
     if not isinstance(config.allocator, PagedAllocator):
         missing["allocator.kind"] = config.allocator.kind
-    if config.tiers.host.gib:
+    if config.tiers.host.gib and not has_offloading:
         missing["tiers.host.gib"] = config.tiers.host.gib
     if config.tiers.store.gib:
         missing["tiers.store.gib"] = config.tiers.store.gib

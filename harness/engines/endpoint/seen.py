@@ -6,9 +6,8 @@ What neither says is empty: a request's first step, its preemptions, its blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +20,10 @@ from harness.record.record import Record, RecordedRun
 from harness.record.recorder import STATUSES, Recorder
 from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
+from harness.record.step_columns import step_columns
 from harness.results.tables import Gaps
 from harness.workload.trace import Trace
+from simulator.table import Table, table_of
 
 _UNSEEN = (
     "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions", "num_host_cached_tokens",
@@ -70,10 +71,9 @@ class ClientRecorder(Recorder):
         values, weights = zip(*every, strict=True) if every else ((), ())
         return Gaps(np.array(values, dtype=np.float64) * NS, np.array(weights, dtype=np.int64))
 
-    def steps(self) -> dict[str, Any]:
+    def steps(self) -> Table:
         first = np.array([each.first_ns for each in self.answers if each.first_ns is not None], dtype=np.int64)
-        table = self.readings.steps(first, _empty_steps)
-        return {str(name): table[name].to_numpy() for name in table}
+        return table_of(self.readings.steps(first, _empty_steps))
 
 
 class ClientRecord(Record):
@@ -97,6 +97,9 @@ class ClientRecord(Record):
         requests = requests.assign(**unseen | {"num_prompt_tokens": prompts, "num_cached_tokens": hits})
         gaps = {each.row: [gap * NS for gap, count in each.gaps for _ in range(count)] for each in answers}
         return replace(recorded, request_rows=requests, itls=[gaps.get(row, []) for row in range(len(requests))])
+
+    def _steps(self) -> Table:
+        return self._recorder.steps()
 
 
 def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> list[str]:
@@ -132,6 +135,6 @@ def _row(answer: Answer, status: str) -> tuple[int, ...]:
 
 
 def _empty_steps(num_rows: int) -> pd.DataFrame:
-    columns: Mapping[str, Any] = Recorder().steps()
+    columns = step_columns([Recorder().step_log()])
     zeros = {name: np.zeros(num_rows, values.dtype) for name, values in columns.items()}
-    return pd.DataFrame({"step": np.arange(num_rows), **zeros})
+    return pd.DataFrame({**zeros, "step": np.arange(num_rows)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from harness.record.record import Record
 from harness.record.recorder import Recorder
 from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
+from harness.record.step_columns import StepLog
 from harness.results.metrics import summarize
 from harness.results.stored.environment import environment
 from harness.results.stored.files import write_results
@@ -62,9 +62,8 @@ class Ledger(Recorder):
     def parked_ns(self) -> Mapping[int, int]:
         return {self._row_of[number]: ns for number, ns in super().parked_ns.items() if number in self._row_of}
 
-    def steps(self) -> dict[str, Any]:
-        columns = super().steps()
-        return {**columns, "start_time": columns["start_time"] - self._start_ns * NS}
+    def step_log(self) -> StepLog:
+        return super().step_log()._replace(origin_ns=self._start_ns)
 
     def asked(self, number: int) -> tuple[int, int, int]:
         """Prompt tokens, output tokens asked for and sequences of a request that has finished."""

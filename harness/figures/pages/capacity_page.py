@@ -27,7 +27,7 @@ from harness.figures.pages.elements import (
 from harness.figures.pages.notes import shared_notes
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
-from harness.figures.pages.search_page import mixed_verdict, trials
+from harness.figures.pages.search_page import Row, best_row, mixed_verdict, trials
 from harness.figures.pages.words import count, interval_text, number_cell, numeric, value_text
 from harness.results.stored.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
@@ -44,8 +44,6 @@ _COLUMNS = {
     "num_probes": "probes",
 }
 
-Row = Mapping[str, Any]
-
 
 def capacity_page(folder: Path) -> Page:
     """The page of the search in `folder`.
@@ -57,7 +55,7 @@ def capacity_page(folder: Path) -> Page:
     searched = read_document(folder / SEARCH) if (folder / SEARCH).exists() else {}
     keys, rows = _named([row for row in document.get("rows") or () if isinstance(row, dict)])
     unit, over = str(document.get("unit") or ""), str(document.get("over") or "load")
-    best = _best(document, rows)
+    best = best_row(document, rows)
     summary = _first_summary(folder)
     probes = figures(probes_chart(rows, _limits(document), over, unit))
     return Page(
@@ -97,11 +95,6 @@ def _verdict(document: Mapping[str, Any], best: Row | None, head: str) -> Markup
     if best is None:
         return verdict("bad", "No configuration holds the SLO.", sentence)
     return verdict("good", head, sentence.removeprefix("Best: ") or str(best["name"]))
-
-
-def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
-    index = document.get("best")
-    return rows[index] if isinstance(index, int) and 0 <= index < len(rows) else None
 
 
 def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:

@@ -28,7 +28,7 @@ def search_page(folder: Path) -> Page:
     """
     document = read_document(folder / SEARCH)
     rows = _rows(document)
-    best, objective = _best(document, rows), str(document.get("objective") or "objective")
+    best, objective = best_row(document, rows), str(document.get("objective") or "objective")
     told = folder / str(best.get("folder")) / SUMMARY if best else None
     summary = read_document(told) if told is not None and told.is_file() else {}
     sentence = str(document.get("sentence") or "")
@@ -81,6 +81,7 @@ def _rows(document: Mapping[str, Any]) -> list[Row]:
     return [row for row in document.get("rows") or () if isinstance(row, dict)]
 
 
-def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
+def best_row(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
+    """The row that a search or a sweep of capacities names as the best; None where it names none."""
     index = document.get("best")
     return rows[index] if isinstance(index, int) and 0 <= index < len(rows) else None

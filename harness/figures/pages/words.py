@@ -49,9 +49,12 @@ def interval(record: Mapping[str, Any], key: str) -> str:
 
 
 def interval_text(low: Any, high: Any) -> str:
-    """`a to b`, `above a` where the upper bound is not known; nothing without the lower one."""
+    """`a to b`, `a` where both are the same, `above a` where the upper bound is not known; nothing without the lower
+    one."""
     if not is_known(low):
         return ""
+    if low == high:
+        return number(low)
     return f"{number(low)} to {number(high)}" if is_known(high) else f"above {number(low)}"
 
 

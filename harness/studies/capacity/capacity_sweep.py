@@ -36,7 +36,7 @@ def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: boo
     best = best_of(rows)
     document: dict[str, Any] = {
         **documents[0],
-        "question": f"which configuration {_aim(rows, keys[0])} with {slo_text(documents[0]['slo'])}",
+        "question": f"which configuration {aim_of(rows, keys[0])} with {slo_text(documents[0]['slo'])}",
         "rows": rows,
         "best": best,
         "sentence": best_sentence(rows, best, keys[0]),
@@ -76,12 +76,14 @@ def _prices_differ(rows: Sequence[Row]) -> bool:
     return len(prices) > 1 and None not in prices
 
 
-def _aim(rows: Sequence[Row], key: str) -> str:
+def aim_of(rows: Sequence[Row], key: str) -> str:
     """What `best_of` looks at, in words."""
     if _prices_differ(rows):
         return "costs least per token"
     if counts_servers(key):
-        return "needs the fewest GPUs"
+        rates = {row["rate"] for row in rows}
+        (rate,) = rates if len(rates) == 1 else (None,)
+        return f"needs the fewest GPUs{f' at {number(rate)} requests/s' if rate else ''}"
     return f"bears the highest {key}{' per GPU' if _gpus_differ(rows) else ''}"
 
 

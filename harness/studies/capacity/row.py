@@ -154,6 +154,8 @@ def slo_text(slo: Mapping[str, Any]) -> str:
 
 def range_text(row: Row) -> str:
     """The 95 % interval, or what is known in place of it."""
+    if row["capacity"] is not None and row["low"] == row["high"]:
+        return number(row["low"])
     if row["capacity"] is not None:
         return f"{number(row['low'])} to {number(row['high'])}"
     if row["low"] is None:

@@ -121,6 +121,7 @@ def test_servers_that_come_and_go_are_counted_paid_for_and_shown() -> None:
     )
     assert summary["gpu_hours"] == pytest.approx(hours / 3600)
     assert summary["cost"] == pytest.approx(summary["gpu_hours"] * 3.99)
+    assert summary["request_imbalance"] is None
     assert "Servers paid for" in (page := run.report()) and f"Cost so far (${summary['cost']:,.2f} in all)" in page
     lost = served("replicas=2", "failures=[{server:1,time_s:1}]", "retry_failed=false").summary
     assert lost["aborted"] > 0 and lost["aborted"] + lost["completed"] == 100

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
 from harness import run
 from harness.config.parse import parse
 from harness.config.pools import pools_of
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
+from harness.results.summary import print_summary
 from harness.studies.outcome import Run
 from tests.harness.builders import composed, config
 
@@ -94,6 +97,9 @@ def test_a_fleet_of_different_gpus_has_the_pools_of_each() -> None:
     lines = result.summary["vllm_command"].splitlines()
     assert [re.split("[#;] ", line)[-1] for line in lines] == ["NVIDIA L40S", "NVIDIA H200"]
     assert "kv-transfer" not in lines[0] and "prefill_server" not in result.requests
+    print_summary(result.summary, Console(file=(printed := io.StringIO()), width=200))
+    told = re.findall(r"Servers +(\d with .*?):", printed.getvalue())
+    assert told == ["1 with 1 NVIDIA L40S", "2 with 1 NVIDIA H200 each"]
 
 
 def test_the_lines_of_vllm_hand_over() -> None:

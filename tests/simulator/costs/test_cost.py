@@ -15,7 +15,7 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
-from simulator.rounding import nearest_ns
+from simulator.nanoseconds import nearest_ns
 from tests.selection import examples
 from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, resized, with_tables, work
 

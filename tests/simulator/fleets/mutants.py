@@ -40,7 +40,7 @@ ROSTER, STORE, OFFLOAD = "simulator/fleets/roster.py", "engine/core/kv/shared_st
 HANDOVER, RUNNING = "simulator/fleets/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
-    FleetMutant("the most requests", f"{ROUTING}/loads.py", "index(min(counts))", "index(max(counts))"),
+    FleetMutant("the most requests", f"{ROUTING}/loads.py", "count < fewest", "count > fewest"),
     FleetMutant("the last of several", f"{ROUTING}/prefix_affinity.py", "counts.index(fewest)",
                 "len(counts) - 1 - counts[::-1].index(fewest)"),
     FleetMutant("a prefix is followed to a busy server", f"{ROUTING}/prefix_affinity.py", "<= most else -1", "else -1"),
@@ -113,7 +113,7 @@ MUTANTS = (
                 "        self._blocks.release(sequence)\n        self._waiting.unblock_head()\n",
                 "        self._blocks.release(sequence)\n"),
     FleetMutant("a run is not cut", f"{DRIVERS}/shared.py",
-                "if len(shorter[1]) < len(self._price[1]):", "if False:"),
+                "if isinstance(shorter, int) or len(shorter[1]) < len(self._price[1]):", "if False:"),
     FleetMutant("an idle server sleeps on", f"{DRIVERS}/shared.py", "        if self._is_idle:", "        if False:"),
     FleetMutant("events that are out of date occur", f"{DRIVERS}/timetable.py",
                 "if server.due == due:", "if server.due != NEVER:"),

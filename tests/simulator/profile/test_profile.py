@@ -83,7 +83,7 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
         ("meta.yaml", "  lm_head: 1", "  lm_head: 0", "calls.lm_head: .* greater than or equal to 1, not 0"),
         ("meta.yaml", "  lm_head: 1", "  lm_head: once", "calls.lm_head: .* valid integer, not 'once'"),
         ("meta.yaml", CALLS, "calls: null\n", "meta.yaml: calls: .* dictionary, not None"),
-        ("meta.yaml", "source:\n  date: '2026-01-01'", "source: null", "source: .* dictionary, not None"),
+        ("meta.yaml", "source:\n  date: 2026-01-01", "source: null", "source: .* dictionary, not None"),
         ("meta.yaml", "num_layers: 3", "num_layers: three", "num_layers: .* integer, not 'three'"),
         ("meta.yaml", "block_size: null", "block_size: 0", "block_size: .* greater than or equal to 1, not 0"),
         ("meta.yaml", "- 1\n- 2\n- 4", "- 1\n- 4\n- 2", "token_buckets: .* must be ascending"),

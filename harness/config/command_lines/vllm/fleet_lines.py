@@ -25,7 +25,7 @@ from harness.config.command_lines.translation import Translation, refused_as, tr
 from harness.config.command_lines.vllm import import_line
 from harness.config.command_lines.vllm.line import read_line
 from harness.config.command_lines.vllm.routers import router_keys
-from harness.config.command_lines.vllm.servers import CONNECTORS, TRANSFER, side_of
+from harness.config.command_lines.vllm.servers import CONNECTORS, TRANSFER, Side, side_of
 from harness.config.composing.conf_tree import CONF
 from harness.config.schema.fleet import PoolConfig
 from harness.errors import ConfigError
@@ -34,8 +34,8 @@ _COMMENT = re.compile(r"\s#\s*([^'\"]*)$")
 _SUCH = re.compile(r"(\d+) such servers(?: behind a router: ([\w.:]+))?")
 _ROLE = re.compile(r"for (prefill|decode)")
 _OF_TOOL = re.compile(r"not in \w+: .*|vLLM [\d.]+")  # is read with the flags, or is for readers
-_IN_GROUPS = ("engine", "scheduler")
-_OF_POOLS = {*PoolConfig.model_fields} - {"role", "device", "tiers", *_IN_GROUPS}
+_IN_GROUPS = ("engine", "scheduler", "tiers")
+_OF_POOLS = {*PoolConfig.model_fields} - {"role", "device", *_IN_GROUPS}
 
 
 class _Server(NamedTuple):
@@ -91,7 +91,7 @@ def _lines(text: str) -> list[str]:
 
 def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone: bool) -> _Server:
     line = read_line(command)
-    connector, role = ("", "serve") if is_alone else side_of(line.values)
+    connector, role, tiers = Side() if is_alone else side_of(line.values)
     number, device, router, unread = 1, None, "", []
     for part in _parts(command):
         if such := _SUCH.fullmatch(part):
@@ -107,6 +107,7 @@ def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone:
     if not is_alone:
         line = line._replace(values={flag: value for flag, value in line.values.items() if flag != TRANSFER})
     keys, notes = import_line.keys_of(line, given, folders)
+    keys |= tiers
     if unread:
         known = "a device, 'for prefill', '3 such servers' are"
         notes = [*notes, f"the comment {'; '.join(unread)!r} is not read: {known}"]
@@ -178,11 +179,11 @@ def _pool(server: _Server, apart: set[str]) -> dict[str, Any]:
         value = server.keys.get(key)
         if value is None or _is_default(value):
             continue
-        group, _, rest = key.rpartition(".")
-        if group:
-            pool.setdefault(group, {})[rest] = value
-        else:
-            pool[key] = value
+        *groups, name = key.split(".")
+        place = pool
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
     return pool
 
 

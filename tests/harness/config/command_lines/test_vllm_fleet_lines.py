@@ -73,6 +73,9 @@ def test_servers_that_differ_or_not() -> None:
         (["vllm-router"], "needs lines that start servers"),
         ([SERVE, "sleep 3"], "must be a command line that starts with vllm serve"),
         ([f"{SERVE} {sides('kv_producer', 'Lost')}", SERVE], "'Lost' is not simulated"),
+        ([f"{SERVE} {sides('kv_both', 'LMCacheConnectorV1')}"], "not simulated, and .* tiers=shared has a store"),
+        ([f"{SERVE} {sides('kv_both', 'MultiConnector')}"], "'MultiConnector' of none is not simulated"),
+        ([f"{SERVE} {sides('kv_both', 'OffloadingConnector')}"], "needs cpu_bytes_to_use, its size in bytes"),
     ],
 )
 def test_what_is_no_fleet_is_refused(lines: list[str], named: str) -> None:
@@ -110,6 +113,8 @@ def test_the_rule_of_a_router(line: str, rule: str) -> None:
             "{role:prefill,engine:{max_graph_tokens:0}},{role:decode,replicas:3,tensor_parallel_size:2}",
             "fleet.kv_transfer=by_layers",
         ),
+        ("{role:prefill,tiers:{host:{gib:100},offload:true}},{role:decode}", "block_size=32"),
+        ("{role:serve,tiers:{host:{gib:0.5},offload:true}},{role:serve,max_num_seqs:77}", "router=power_of_two"),
     ],
 )
 def test_a_fleet_is_the_same_on_the_way_back(pools: str, more: str) -> None:
@@ -119,6 +124,6 @@ def test_a_fleet_is_the_same_on_the_way_back(pools: str, more: str) -> None:
     assert serve_line(found) == line
     for own, back in zip(pools_of(asked), pools_of(found), strict=True):
         assert back.role == own.role and back.config.num_servers == own.config.num_servers
-        for key in ("device", "weight_format", "max_num_seqs", "tensor_parallel_size", "engine"):
+        for key in ("device", "weight_format", "max_num_seqs", "tensor_parallel_size", "engine", "tiers"):
             assert getattr(back.config, key) == getattr(own.config, key), key
     assert found.kv_connector == asked.kv_connector

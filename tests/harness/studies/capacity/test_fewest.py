@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.config.schema.tasks.capacity import CapacityConfig
 from harness.errors import ConfigError
 from harness.studies.capacity.capacity import find
-from harness.studies.capacity.capacity_sweep import best_sentence
+from harness.studies.capacity.capacity_sweep import aim_of, best_sentence
 from harness.studies.capacity.fewest import find_fewest
 from harness.studies.capacity.load_search import Ask
 from harness.studies.capacity.probe import Probe
@@ -105,7 +105,10 @@ def test_a_sweep_of_fleets_names_each_with_what_it_bears() -> None:
         "60 (1.88 per GPU); router=r0 10 (0.62 per GPU); router=r1 10 (0.62 per GPU); router=r2 10 (0.62 "
         "per GPU); router=r3 10 (0.62 per GPU); 1 more."
     )
+    assert aim_of(rows, "arrival.rate") == "bears the highest arrival.rate per GPU"
     few = [fleet("affinity", 1, 1, None), fleet("round_robin", 15, 30)]
     assert best_sentence(few, 0, "replicas").endswith(
         " holds 40 requests/s (1 GPU); router=round_robin 15 servers (30 GPUs, $64.0 an hour)."
     )
+    assert aim_of(few, "replicas") == "needs the fewest GPUs at 40 requests/s"
+    assert aim_of([few[0], {**few[1], "price_per_gpu_hour": 2.0}], "replicas") == "costs least per token"

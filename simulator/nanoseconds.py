@@ -1,4 +1,6 @@
-"""Times as whole nanoseconds."""
+"""Times as whole numbers of nanoseconds."""
+
+from __future__ import annotations
 
 from typing import Final
 
