@@ -179,7 +179,7 @@ class Replica:
             ImplausibleStepError: a time is beyond all reason.
         """
         first = 0
-        if plan.transfers or plan.parked:
+        if plan.transfers or plan.parked or self.scheduler.blocks.connector is not None:
             first = self._transfers.start(plan, now)
             self.observer.on_transfers(plan, first)
         work = plan.work

@@ -13,6 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
+from simulator.connector_links import ConnectorLinks
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.ranks import RankCost, by_profile, by_rates
@@ -35,6 +36,9 @@ def make_replica(
     takes it from, `store` a memory that it shares with others."""
     transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size, store)
     scheduler = scheduler_of(system)
+    if scheduler.blocks.connector is not None:
+        rate = system.tiers.host_gb_per_s * 1e9
+        transfers = ConnectorLinks(scheduler, system.pool.block_bytes, rate)
     if store is not None:
         assert scheduler.blocks.offload is not None, "the system has a store"
         scheduler.blocks.offload.share(store)

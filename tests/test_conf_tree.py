@@ -19,7 +19,7 @@ from tests.simulator.builders import num_float32
 
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)
 # Groups of which no option excludes one of another group.
-TOGETHER = ("model", "device", "scheduler", "arrival", "router", "tiers", "trace", "frontend", "network", "cost")
+TOGETHER = ("model", "device", "scheduler", "arrival", "router", "trace", "frontend", "network", "cost")
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     "engine/openai": ["engine.endpoint=http://localhost:8000"],
@@ -46,6 +46,7 @@ REQUIRED = {
         f"allocator/contiguous_{name}": ["scheduler=mixed", "scheduler.enable_prefix_caching=false"]
         for name in ("max", "requested", "pow2", "exact")
     },
+    "tiers/vllm": ["scheduler=vllm"],
     "model/hf": [f"model.config={Path(__file__).parent / 'harness' / 'config' / 'models' / 'gpt-oss-20b.json'}"],
 }
 OF_VLLM = ("max_num_seqs", "gpu_memory_utilization", "frontend")  # defaults that its newest version decides

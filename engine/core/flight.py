@@ -33,11 +33,15 @@ class Flight:
         victims: decoding sequences that got a token with it and were preempted before it was committed.
         drafts: how many tokens were drafted and accepted.
         padded: sequences admitted with padding, as if their drafts were under way.
+        members: with a connector, the sequences that it computes something of.
+        freed: those of them that ended before it has run, and hold their blocks until then.
     """
 
-    __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded")
+    __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded", "members", "freed")
 
-    def __init__(self, plan: StepPlan, padded: abc.Collection[Sequence] = ()) -> None:
+    def __init__(
+        self, plan: StepPlan, padded: abc.Collection[Sequence] = (), members: abc.Container[Sequence] = ()
+    ) -> None:
         self.plan = plan
         self.padded = padded
         self.is_advanced = False
@@ -46,3 +50,5 @@ class Flight:
         self.late: abc.Sequence[Sequence] = ()
         self.victims: abc.Sequence[Sequence] = ()
         self.drafts: Drafts | None = None
+        self.members = members
+        self.freed: list[Sequence] = []

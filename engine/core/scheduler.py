@@ -7,7 +7,10 @@ composes steps with the planner (`step_planner`), which admits it to the running
 
 from __future__ import annotations
 
+from collections import abc
+
 from engine.core.admission.limits import Limits
+from engine.core.admission.skipping_queue import SkippingQueue
 from engine.core.decodes.interface import NEVER, MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
@@ -19,6 +22,7 @@ from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
 from engine.core.planning.refusal import Refusal
 from engine.core.planning.step_planner import StepPlanner
+from engine.core.planning.storing import Storing
 from engine.core.running.progress import Progress
 from engine.core.running.running_set import RunningSet
 from engine.core.scheduler_integrity import check_places, check_tables
@@ -68,6 +72,9 @@ class Scheduler:
             longest = longest_prompt  # what gives way computes its output as part of its prompt
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
+        self.storing = None if blocks.connector is None else Storing(blocks, blocks.connector)
+        if blocks.connector is not None:
+            self.waiting = SkippingQueue(policy.order, holders_first=blocks.connector.rules.holders_first)
         self._policy = policy
         self._limits = limits
         self._planners: list[StepPlanner] = []  # one for each lane
@@ -102,6 +109,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self.waiting)
+
+    @property
+    def preempted_meanwhile(self) -> list[Sequence]:
+        """Whom steps preempted that came out empty; the next plan has them."""
+        return self._unreported.preempted
 
     @property
     def unfinished(self) -> list[Request]:
@@ -144,8 +156,11 @@ class Scheduler:
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.WAITING:
                 self.waiting.remove(sequence)
-                self.blocks.drop(sequence)
                 sequence.status = SequenceStatus.ABORTED
+                if self.blocks.connector is not None and self.blocks.connector.end(sequence):
+                    self._lanes[0].held[sequence] = None
+                    continue
+                self.blocks.drop(sequence)
             for number, lane in enumerate(self._lanes):
                 if sequence in lane.sequences:
                     self._advance(number)
@@ -176,6 +191,8 @@ class Scheduler:
             running.resume()
         self.wait_until = None
         if not running.sequences and not self.waiting:
+            if self.storing is not None:
+                self.storing.end_pass(StepDraft(now), running)
             return None
         if self.blocks.offload is None:
             self.blocks.settle()
@@ -186,13 +203,19 @@ class Scheduler:
         while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
             self._unreported.preempted += draft.preempted
             self._unreported.paused += running.paused
+            if self.storing is not None:
+                self.storing.end_pass(draft, running)
             if running.paused and not running.flights:  # some of them may end with what is under way
                 running.resume()
             if not draft.preempted or running.flights:
                 self.wait_until = draft.wait_until
                 return None
+            if self.storing is not None:
+                self.report(*self.storing.flush())
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
+        if self.storing is not None:
+            self.storing.end_pass(draft, running)
         if running.paused:
             draft.paused += running.paused
         if self._unreported.preempted or self._unreported.paused:
@@ -202,8 +225,14 @@ class Scheduler:
         if self.blocks.moves:
             draft.transfers[:0] = self.blocks.pop_moves()
         plan = self._maker.make(lane, draft)
-        running.flights.append(Flight(plan, draft.padded))
+        running.flights.append(Flight(plan, draft.padded, () if self.storing is None else self.storing.planned))
         return plan
+
+    def report(self, done: abc.Iterable[int], ended: abc.Sequence[Sequence]) -> None:
+        """These jobs of the connector are done, in this order, and `Orders.ended` is known."""
+        assert self.blocks.connector is not None
+        for sequence in self.blocks.connector.report(list(done), ended):
+            self.ready(sequence)
 
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:
         """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need.

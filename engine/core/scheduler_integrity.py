@@ -52,7 +52,9 @@ def check_tables(
     held = [sequence for lane in lanes for sequence in lane.held]
     blocks.check_integrity([*waiting, *running, *held])
     for sequence in waiting:
-        if sequence.block_table:
+        if blocks.connector is not None and blocks.connector.is_loading(sequence):
+            assert len(sequence.block_table) == blocks.blocks_for(sequence.num_computed_tokens)
+        elif sequence.block_table:
             assert len(sequence.block_table) * blocks.block_size == sequence.num_computed_tokens < sequence.num_tokens
     if isinstance(blocks, ContiguousManager):
         return

@@ -15,6 +15,8 @@ from engine.core.kv.reservation import Contiguous
 from engine.core.kv.stateful import StatefulManager
 from engine.core.kv.stored import StoredManager
 from engine.core.kv.tier import HOST, Tier
+from engine.core.offloading.connector import Connector
+from engine.core.offloading.host_cache import HostCache
 from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
 from engine.core.running.preemption import VICTIM_RULES, Preemption
@@ -125,8 +127,9 @@ def _make_blocks(
     cached_tiers = None
     if offload is not None:
         offload.check(options)
+    if offload is not None and offload.rules is None:
         host, cached_tiers = offload.make(num_host_blocks)
-    return BlockManager(
+    blocks = BlockManager(
         num_blocks,
         block_size,
         enable_prefix_caching=options.enable_prefix_caching,
@@ -136,3 +139,7 @@ def _make_blocks(
         offload=cached_tiers,
         cached_size=cached_size,
     )
+    if offload is not None and offload.rules is not None:
+        cache = HostCache(num_host_blocks // offload.rules.chunk_blocks, offload.rules.recency)
+        blocks.connector = Connector(cache, block_size, offload.rules)
+    return blocks

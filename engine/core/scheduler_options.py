@@ -10,6 +10,7 @@ from engine.core.kv.block_manager import FullHit
 from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
 from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
+from engine.core.offloading.rules import OffloadingRules
 from engine.core.planning.policy_options import read_options
 from engine.core.policies import POLICIES, find_policy
 from engine.core.running.preemption import PreemptionMode
@@ -152,6 +153,8 @@ class OffloadOptions:
         num_disk_blocks: size of the tier behind the host's; 0 for none.
         num_store_blocks: size of a store that servers share; 0 for none.
         overlap: hits come back while others compute; else the step waits for them.
+        rules: what vLLM's connector does: blocks are stored on the host when they are computed. None: when they leave
+            the device.
         host_eviction, disk_eviction: which cached block of the tier goes first: "lru" the one that was stored or found
             longest ago, "fifo" the one that was stored longest ago.
     """
@@ -161,12 +164,15 @@ class OffloadOptions:
     overlap: bool = True
     host_eviction: TierEviction = "lru"
     disk_eviction: TierEviction = "lru"
+    rules: OffloadingRules | None = None
 
     def check(self, options: SchedulerOptions) -> None:
         """Raise ValueError where a scheduler with `options` cannot serve the tiers."""
         if not options.enable_prefix_caching:
             raise ValueError("enable_prefix_caching=False: blocks that leave the prefix cache need one, to be found")
-        if self.overlap and not (options.enable_chunked_prefill and options.max_padding is None):
+        if self.rules is not None and (options.policy != "admission_order" or options.allocation != "chunk"):
+            raise ValueError(f"policy={options.policy}: what vLLM's connector does goes with its policy only")
+        if self.rules is None and self.overlap and not (options.enable_chunked_prefill and options.max_padding is None):
             raise ValueError(
                 "overlap=True: a prompt whose first part comes from a tier is a cut one; it needs "
                 "enable_chunked_prefill=True and no max_padding"

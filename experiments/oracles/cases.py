@@ -12,7 +12,12 @@ VOCABULARY = 50  # small, so that blocks of few tokens are equal by chance now a
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a scheduler, by the names that vLLM gives them; `num_blocks` are those that can be handed out."""
+    """The options of a scheduler, by the names that vLLM gives them; `num_blocks` are those that can be handed out.
+
+    Attributes:
+        num_host_blocks: chunks of `chunk_blocks` blocks that the host holds of the prefix cache; 0 without offloading.
+        most_transfer_steps: a transfer between device and host ends after up to so many steps.
+    """
 
     block_size: int
     num_blocks: int
@@ -26,6 +31,9 @@ class Options:
     enable_chunked_prefill: bool = True
     scheduler_reserve_full_isl: bool = True
     num_speculative_tokens: int = 0
+    num_host_blocks: int = 0
+    chunk_blocks: int = 1
+    most_transfer_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class Group:
     priorities: bool = False
     threshold: bool = False
     drafts: bool = False
+    offloads: bool = False
 
 
 _ASYNC = {"async_scheduling": True}
@@ -112,6 +121,13 @@ GROUPS = {
     "threshold, first chunk": Group(_FIRST_CHUNK, threshold=True, stops=True, aborts=True),
     "all new options, sync": Group(_PRIORITY | _FIRST_CHUNK, True, True, True, True),
     "all new options, async": Group(_PRIORITY | _FIRST_CHUNK | _ASYNC, True, True, True, True),
+    "offloading": Group(offloads=True),
+    "offloading, stops and aborts": Group(offloads=True, stops=True, aborts=True),
+    "offloading, first chunk": Group(_FIRST_CHUNK, offloads=True, stops=True, aborts=True),
+    "offloading, no chunks": Group(_WHOLE, offloads=True, stops=True),
+    "offloading, async": Group(_ASYNC, offloads=True),
+    "offloading, async, stops and aborts": Group(_ASYNC, offloads=True, stops=True, aborts=True),
+    "offloading, threshold": Group(offloads=True, threshold=True, stops=True),
     "drafts": Group(drafts=True),
     "drafts, no prefix cache": Group({"enable_prefix_caching": False}, drafts=True, stops=True, aborts=True),
     "drafts, stops and aborts": Group(drafts=True, stops=True, aborts=True),
@@ -130,7 +146,7 @@ def make_case(name: str, seed: int) -> Case:
     """The case number `seed` of a group; half of them are starved: many short prompts grow in a small pool."""
     group, random = GROUPS[name], Random(f"{name} {seed}")
     is_starved = random.random() < 0.5
-    block_size = random.choice([1, 2, 4, 4, 8, 16])
+    block_size = random.choice([2, 2, 4, 4, 8, 16] if group.offloads else [1, 2, 4, 4, 8, 16])
     max_model_len = random.randint(8, random.choice([40, 120]))
     blocks_of_longest = -(-max_model_len // block_size)
     num_blocks = blocks_of_longest + random.randint(0, random.choice([1, 1 if is_starved else 8]) * blocks_of_longest)
@@ -148,9 +164,18 @@ def make_case(name: str, seed: int) -> Case:
         max_model_len=max_model_len,
         long_prefill_token_threshold=threshold if group.threshold else 0,
         num_speculative_tokens=num_drafts,
+        **(_offloading(random, num_blocks) if group.offloads else {}),
         **group.options,
     )
     return Case(options, make_requests(group, random, max_model_len, is_starved))
+
+
+def _offloading(random: Random, num_blocks: int) -> dict[str, Any]:
+    """A host that holds less than the device, or more."""
+    chunk_blocks = random.choice([1, 1, 1, 2, 3])
+    num_chunks = max(1, num_blocks * random.choice([1, 2, 4, 12]) // (2 * chunk_blocks))
+    most = random.choice([0, 1, 3, 10])
+    return {"num_host_blocks": num_chunks, "chunk_blocks": chunk_blocks, "most_transfer_steps": most}
 
 
 def make_requests(group: Group, random: Random, max_model_len: int, is_starved: bool) -> list[Request]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine.core.scheduler_options import SchedulerOptions
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from experiments.oracles.cases import Case
 from experiments.oracles.ours import OurEngine
 from experiments.oracles.steps import EndlessError, Step, first_difference, run
@@ -41,14 +41,27 @@ class Tally:
         self.num_cached_tokens += sum(step.computed[request][0] for step in steps for request in step.admitted)
 
 
-def difference_from_ours(expected: Sequence[Step], case: Case, options: SchedulerOptions) -> str | None:
-    """Run a case on our core, step by step and then in as long runs of decode steps as it allows."""
+def difference_from_ours(
+    expected: Sequence[Step],
+    case: Case,
+    options: SchedulerOptions,
+    offload: OffloadOptions | None = None,
+    *,
+    ends: bool = True,
+) -> str | None:
+    """Run a case on our core, step by step and then in as long runs of decode steps as it allows; None if it has the
+    `expected` steps, and computes nothing for ever after them if it never `ends`."""
     for horizons in (False, True):
+        has_ended = True
         try:
-            actual = run(OurEngine(case, options, horizons=horizons), case)
-            difference = first_difference(expected, actual)
-        except (AssertionError, EndlessError) as error:
-            difference = f"{type(error).__name__}: {error}"
+            actual = run(OurEngine(case, options, horizons=horizons, offload=offload), case)
+        except EndlessError as error:
+            actual, has_ended = error.steps, False
+        except AssertionError as error:
+            return f"AssertionError: {error}"
+        difference = first_difference(expected, actual)
+        if difference is None and ends != has_ended:
+            difference = "it ends" if has_ended else "it never ends"
         if difference:
             return f"{'with horizons, ' if horizons else ''}{difference}"
     return None

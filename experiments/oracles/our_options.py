@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.core.scheduler_options import SchedulerOptions
+from engine.core.offloading.rules import OffloadingRules
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from experiments.oracles.cases import Options
 from experiments.oracles.sglang_cases import SglangOptions
 from experiments.oracles.trtllm_cases import TrtllmOptions
@@ -27,6 +28,13 @@ def as_vllm(options: Options, version: str = "0.19") -> SchedulerOptions:
         enable_chunked_prefill=options.enable_chunked_prefill,
         async_scheduling=options.async_scheduling,
     )
+
+
+def offloading_as_vllm(options: Options, version: str) -> OffloadOptions | None:
+    """The rules of this version's connector; None without offloading."""
+    if not options.num_host_blocks:
+        return None
+    return OffloadOptions(rules=OffloadingRules(options.chunk_blocks, **vllm_version(version).offloading))
 
 
 def as_nano_vllm(options: Options) -> SchedulerOptions:

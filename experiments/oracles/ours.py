@@ -13,13 +13,15 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.flight import Verified
+from engine.core.offloading.jobs import Orders
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
-from engine.core.scheduler_options import SchedulerOptions
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Request
+from experiments.oracles.offloading import TransferSteps
 from experiments.oracles.steps import Step
 
 
@@ -69,7 +71,9 @@ class OurEngine:
             drafts will bring.
     """
 
-    def __init__(self, case: Case, scheduler_options: SchedulerOptions, *, horizons: bool) -> None:
+    def __init__(
+        self, case: Case, scheduler_options: SchedulerOptions, *, horizons: bool, offload: OffloadOptions | None = None
+    ) -> None:
         options = case.options
         self.steps: list[Step] = []
         self._case = case
@@ -77,6 +81,9 @@ class OurEngine:
         self._over: set[int] = set()  # requests that were aborted or met a stop
         self._finished: set[int] = set()
         self._in_flight: _Flight | None = None
+        self._transfers = TransferSteps(case)
+        self._gave_way_only = False  # the last step, which is empty
+        self._orders: tuple[Orders, bool] | None = None  # of the plan that is under way
         self._most: dict[Sequence, int] = {}  # with steps planned ahead, what decodes may know before their next step
         self._padding: dict[Sequence, int] = {}  # of their last chunk
         self._scheduler: Scheduler = make_scheduler(
@@ -87,10 +94,15 @@ class OurEngine:
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
             make_decodes=self._make_decodes,
+            num_host_blocks=options.num_host_blocks * options.chunk_blocks,
+            offload=offload,
         )
 
     @property
     def is_idle(self) -> bool:
+        connector = self._scheduler.blocks.connector
+        if connector is not None and not connector.is_idle or self._orders is not None:
+            return False
         return not self._scheduler.unfinished and self._in_flight is None
 
     def add(self, request: Request) -> None:
@@ -114,7 +126,9 @@ class OurEngine:
     def step(self, most: int) -> None:
         before = self._in_flight
         self._reveal(before)
+        num_unreported = len(self._scheduler.preempted_meanwhile)
         plan = self._scheduler.schedule(len(self.steps))
+        self._gave_way_only = plan is None and len(self._scheduler.preempted_meanwhile) > num_unreported
         first = len(self.steps)
         flight = None if plan is None else self._start(plan, most)
         if plan is None:
@@ -124,12 +138,35 @@ class OurEngine:
         if flight is not None and (num_steps := len(self.steps) - first) > 1:
             flight.plan = self._scheduler.extend(flight.plan, num_steps)
         self.steps[first].preempted -= self._finished
+        if self._scheduler.plans_ahead:
+            self._transfer(self.steps[first])
         self._record_state(first, flight)
         self._in_flight = flight
         if flight is not None and not self._scheduler.plans_ahead:
             self._commit(flight)
             self._in_flight = None
+        if not self._scheduler.plans_ahead:
+            self._transfer(self.steps[first])
         self._scheduler.check_integrity()
+
+    def _transfer(self, step: Step) -> None:
+        connector = self._scheduler.blocks.connector
+        if connector is None:
+            return
+        assert self._scheduler.storing is not None
+        orders = self._scheduler.storing.take_orders()
+        step.transfers += [(job.sequence.request_id, job.is_store, tuple(job.places)) for job in orders.jobs]
+        due: tuple[Orders, bool] | None = orders, not self._gave_way_only
+        if self._scheduler.plans_ahead:
+            is_idle = connector.is_idle and not (self._scheduler.unfinished or step.computed or orders.ended)
+            due, self._orders = self._orders, None if is_idle else due
+        if due is None:
+            return
+        orders, counts = due
+        for job in orders.jobs:
+            self._transfers.add(job.number, job.sequence.request_id, is_store=job.is_store)
+        self._transfers.keep(connector.is_under_way)
+        self._scheduler.report(self._transfers.pass_step(orders.flushed, counts=counts), orders.ended)
 
     def _start(self, plan: StepPlan, most: int) -> _Flight:
         """Decide how many steps a plan runs, and append them."""

@@ -9,10 +9,19 @@ from typing import Protocol
 from experiments.oracles.cases import Case, Request
 
 MOST_STEPS = 10_000
+MOST_EMPTY_STEPS = 200  # one after the other; a transfer takes fewer
 
 
 class EndlessError(RuntimeError):
-    """A case is not over after `MOST_STEPS` steps."""
+    """A case is not over after `MOST_STEPS` steps, or computes nothing for ever.
+
+    Attributes:
+        steps: those before.
+    """
+
+    def __init__(self, steps: list[Step]) -> None:
+        super().__init__(f"not over after {len(steps)} steps")
+        self.steps = steps
 
 
 @dataclass
@@ -25,6 +34,8 @@ class Step:
         admitted: who left the queue, in order.
         preempted: who lost its blocks and will compute them again.
         finished: who got its last token in this step.
+        transfers: that the step asks for between device and host: of which request, whether it stores, and the
+            places on the host.
         num_running, num_waiting, num_used_blocks: after the step was planned, and after all that ended before it
             was released.
     """
@@ -33,6 +44,7 @@ class Step:
     admitted: list[int]
     preempted: set[int]
     finished: set[int] = field(default_factory=set)
+    transfers: list[tuple[int, bool, tuple[int, ...]]] = field(default_factory=list)
     num_running: int = 0
     num_waiting: int = 0
     num_used_blocks: int = 0
@@ -63,7 +75,7 @@ def run(engine: Engine, case: Case) -> list[Step]:
     the next step, and they do not count for when requests arrive.
     """
     events, steps = case.events(), engine.steps
-    unreported: set[int] = set()
+    unreported, num_empty = Step({}, [], set()), 0
     for _ in range(MOST_STEPS):
         arrivals, aborts = events.pop(len(steps), ((), ()))
         if engine.is_idle and not arrivals:
@@ -77,11 +89,17 @@ def run(engine: Engine, case: Case) -> list[Step]:
         number = len(steps)
         engine.step(min(events, default=MOST_STEPS) - number)
         if steps[number].computed:
-            steps[number].preempted |= unreported
-            unreported = set()
+            steps[number].preempted |= unreported.preempted
+            steps[number].transfers[:0] = unreported.transfers
+            unreported, num_empty = Step({}, [], set()), 0
         else:
-            unreported |= steps.pop().preempted
-    raise EndlessError(f"not over after {MOST_STEPS} steps")
+            empty = steps.pop()
+            num_empty += 1
+            if num_empty > MOST_EMPTY_STEPS:
+                break
+            unreported.preempted |= empty.preempted
+            unreported.transfers += empty.transfers
+    raise EndlessError(steps)
 
 
 def first_difference(expected: Iterable[Step], actual: Iterable[Step]) -> str | None:

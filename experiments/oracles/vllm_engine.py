@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
+from experiments.oracles.offloading import Workers, connector_config, make_spec
 from experiments.oracles.steps import Step
 from experiments.oracles.vllm_modules import block_hash
 
@@ -34,11 +35,14 @@ class VllmEngine:
         self._scheduler = _make_scheduler(vllm, options)
         if corrected:
             self._forget_with_victims()
+        self._workers = Workers(vllm, case, self._scheduler) if options.num_host_blocks else None
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._in_flight: tuple[Any, Step] | None = None  # what was planned ahead and is not accounted for yet
 
     @property
     def is_idle(self) -> bool:
+        if self._workers is not None and not self._workers.is_idle:
+            return False
         return not self._scheduler.requests and self._in_flight is None
 
     def add(self, request: Request) -> None:
@@ -72,7 +76,10 @@ class VllmEngine:
             self._account(*self._in_flight)
             step.preempted -= self._in_flight[1].finished
         self._record_state(step)
-        self._in_flight = (output, step) if output.num_scheduled_tokens else None
+        goes_on = self._workers is not None and (
+            self._scheduler.requests or not self._workers.is_idle or self._workers.transfers(output)
+        )
+        self._in_flight = (output, step) if output.num_scheduled_tokens or goes_on else None
 
     def _step(self, output: Any, starts: dict[str, int]) -> Step:
         resumed = output.scheduled_cached_reqs.resumed_req_ids
@@ -86,6 +93,7 @@ class VllmEngine:
             computed={int(name): (positions[name], count) for name, count in output.num_scheduled_tokens.items()},
             admitted=[int(name) for name in output.num_scheduled_tokens if name in admitted],
             preempted=set(map(int, output.preempted_req_ids)),
+            transfers=[] if self._workers is None else self._workers.transfers(output),
         )
 
     def _record_state(self, step: Step) -> None:
@@ -98,13 +106,13 @@ class VllmEngine:
         admitted = {*map(str, step.admitted)}  # what stands for drafts of them is never accepted
         num_drafts = {name: len(drafted.get(name, ())) for name in names if name not in admitted}
         tokens = [self._sampled(name, *step.computed[int(name)], num_drafts.get(name, 0)) for name in names]
-        before = self._scheduler.requests.keys() & set(names)
+        before = {name for name in names if name in self._scheduler.requests and not self._is_over(name)}
         self._scheduler.update_from_output(
             output,
             SimpleNamespace(
                 req_id_to_index={name: index for index, name in enumerate(names)}, sampled_token_ids=tokens,
                 logprobs=None, prompt_logprobs_dict={}, pooler_output=None, num_nans_in_logits=None,
-                kv_connector_output=None, cudagraph_stats=None,
+                kv_connector_output=None if self._workers is None else self._workers.run(output), cudagraph_stats=None,
                 prompt_token_id_logprobs_dict={}, ec_connector_output=None, aux_output_connector_output=None,
                 sampling_masks=None, routed_experts=None,
             ),
@@ -113,7 +121,11 @@ class VllmEngine:
             self._scheduler.update_draft_token_ids(
                 SimpleNamespace(req_ids=names, draft_token_ids=[[-1] * k] * len(names))
             )
-        step.finished = {int(name) for name in before - self._scheduler.requests.keys()}
+        left = self._scheduler.requests  # some of them have finished, and are still being stored
+        step.finished = {int(name) for name in before if name not in left or left[name].is_finished()}
+
+    def _is_over(self, name: str) -> bool:
+        return self._scheduler.requests[name].is_finished()
 
     def _sampled(self, name: str, start: int, count: int, num_drafts: int) -> list[int]:
         """The tokens that a request gets from a step; none for a prompt that is not computed to its end."""
@@ -170,6 +182,7 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
         cache_config=SimpleNamespace(
             enable_prefix_caching=options.enable_prefix_caching, num_gpu_blocks=options.num_blocks + 1,
             block_size=options.block_size, mamba_cache_mode="none", enable_mamba_shared_prefix_checkpoint=False,
+            prefix_cache_retention_interval=None,
         ),
         model_config=SimpleNamespace(
             max_model_len=options.max_model_len, is_encoder_decoder=False, enable_return_routed_experts=False,
@@ -178,18 +191,20 @@ def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
         ),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1,
-            data_parallel_index=0, data_parallel_size=1,
+            data_parallel_index=0, data_parallel_size=1, world_size=1,
         ),
         observability_config=SimpleNamespace(
             kv_cache_metrics=False, enable_mfu_metrics=False, per_request_spec_decode_metrics=None
         ),
         ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
-        aux_output_config=SimpleNamespace(enabled=False), is_mm_encoder_only=False, max_concurrent_batches=1,
+        aux_output_config=SimpleNamespace(enabled=False), is_mm_encoder_only=False,
+        max_concurrent_batches=1 + options.async_scheduling,
         num_speculative_tokens=k, num_lookahead_tokens=0, num_prefill_lookahead_tokens=0, num_hash_lookahead_tokens=0,
         max_in_flight_tokens=None, use_v2_model_runner=False,
-        lora_config=None, kv_events_config=None, kv_transfer_config=None, ec_transfer_config=None,
+        lora_config=None, kv_events_config=None, kv_transfer_config=connector_config(options), ec_transfer_config=None,
         speculative_config=_drafts(options.num_speculative_tokens),
     )  # fmt: skip
+    vllm.create_spec.make = lambda: make_spec(vllm, options, config)
     scheduler_class = vllm.AsyncScheduler if options.async_scheduling else vllm.Scheduler
     return scheduler_class(
         vllm_config=config,

@@ -9,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from experiments.oracles.offloading import OFFLOADING_MODULES, import_connector, offloading_corrections
 from experiments.oracles.stubs import Corrections, SelectiveFinder, selective_imports
 
 VERSIONS = ("0.19.0", "0.27.1", "0.33.0")
-_STOOD_IN_FOR = ("vllm", "torch", "msgspec")
+_STOOD_IN_FOR = ("vllm", "torch", "msgspec", "prometheus_client")
 _REAL = (
     "vllm.v1.core",
     "vllm.v1.request",
@@ -20,6 +21,7 @@ _REAL = (
     "vllm.v1.kv_cache_spec_registry",
     "vllm.utils.math_utils",
     "vllm._version",
+    *OFFLOADING_MODULES,
 )
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 
@@ -38,6 +40,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "vllm": {"envs": SimpleNamespace(**_ENVIRONMENT)},
     "vllm.envs": _ENVIRONMENT,
     "vllm.utils": {"length_from_prompt_token_ids_or_embeds": lambda tokens, embeds: len(tokens)},
+    "vllm.utils.torch_utils": {"get_dtype_size": lambda dtype: 2},
     "vllm.utils.hashing": {"sha256_cbor": block_hash, "xxhash_cbor": block_hash},
     "vllm.v1.structured_output.request": {
         "StructuredOutputRequest": SimpleNamespace(from_sampling_params=lambda params: None)
@@ -82,7 +85,9 @@ def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
     version = next((v for v in VERSIONS if f"'{v}'" in (folder / "vllm" / "_version.py").read_text("utf-8")), None)
     if version is None:
         raise ImportError(f"{folder} holds another vLLM than {', '.join(VERSIONS)}")
-    corrections = _SKIPPED_INDEX if corrected and version != "0.33.0" else Corrections()
+    corrections = Corrections(offloading_corrections(version))
+    if corrected and version != "0.33.0":
+        corrections |= _SKIPPED_INDEX
     with selective_imports(SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _VALUES, corrections), _STOOD_IN_FOR):
         names = SimpleNamespace(version=version[:4])
         for module, attributes in {
@@ -97,5 +102,6 @@ def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
                 setattr(names, attribute, getattr(loaded, attribute))
         if version != "0.19.0":  # what it imports when it first makes a manager
             importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry._ensure_registered()
+        import_connector(names, version)
     names.init_none_hash(block_hash)
     return names

@@ -27,6 +27,7 @@ def check_together(config: RunKeys) -> None:
     _check_allocator(config)
     _check_own_cache(config)
     check_offload(config.tiers, config.scheduler, config.engine)
+    _check_connector(config)
     if config.trace.n > config.max_num_seqs:
         raise ValueError(f"trace.n={config.trace.n}: must be <= max_num_seqs={config.max_num_seqs}")
     _check_preemption(config)
@@ -122,7 +123,9 @@ def _check_own_cache(config: RunKeys) -> None:
         return
     most = config.max_num_batched_tokens
     wrong = {
-        f"scheduler.async_scheduling=true with engine={config.engine.kind}": isinstance(config.engine, RealEngineConfig)
+        f"scheduler.async_scheduling=true with engine={config.engine.kind} (set it to false)": isinstance(
+            config.engine, RealEngineConfig
+        )
         and config.scheduler.async_scheduling
         and config.scheduler.eviction == "radix",
         f"speculation={config.speculation.kind}": config.speculation.kind != "none",
@@ -136,6 +139,20 @@ def _check_own_cache(config: RunKeys) -> None:
     for name, is_so in wrong.items():
         if is_so:
             raise ValueError(f"{name}: not with scheduler={config.scheduler.policy}")
+
+
+def _check_connector(config: RunKeys) -> None:
+    if not config.tiers.offload or config.tiers.rule != "vllm":
+        return
+    wrong = {
+        f"speculation={config.speculation.kind}": config.speculation.kind != "none",
+        f"data_parallel_size={config.data_parallel_size}": config.data_parallel_size > 1,
+        f"trace.n={config.trace.n}": config.trace.n > 1,
+        "fleet: prompts on servers of their own": config.is_apart,
+    }
+    for name, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"{name}: not with tiers.rule=vllm; use tiers.rule=evicted")
 
 
 def _check_preemption(config: RunKeys) -> None:

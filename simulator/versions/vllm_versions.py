@@ -13,6 +13,10 @@
                               decodes only; near the longest sequence it waits until 0.28; beside no decodes, too, since
                               0.31, if a part of its prompt is cached
     tokens of drafts          can be found when their step has run since 0.33, not only when the next one is planned
+    KV offloading             of OffloadingConnector (`engine.core.offloading.connector.OffloadingRules`): what is
+                              stored can be found when its job is done since 0.27, before that when all of its request
+                              is; a request has one place in the order of eviction since 0.33; who waits with blocks
+                              comes first since 0.33 (0.20 to 0.26 and 0.28 to 0.32 were not looked at)
     balancing of ranks        counts what is in flight, weighs a queue by the use of the KV cache and takes turns since
                               0.27 (pull requests 47420 and 49204; not in 0.19; 0.20 to 0.26 were not looked at)
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:
@@ -49,7 +53,7 @@ parsed anew for each, which pull request 20065 had found and mended in another p
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from simulator.versions.front_end_times import FrontEndTimes
 
@@ -74,6 +78,24 @@ class VllmVersion(NamedTuple):
     def counts_in_flight(self) -> bool:
         """Of the rule vllm_balancer."""
         return self.since >= (0, 27)
+
+    @property
+    def offloading(self) -> dict[str, Any]:
+        """Of the rules of the connector, all but the size of a chunk."""
+        if self.since >= (0, 33):
+            return {}
+        if self.since >= (0, 27):
+            return {
+                "recency": "idle",
+                "at_end": "all",
+                "stores_again": False,
+                "spares_busy": False,
+                "holders_first": False,
+            }
+        return {
+            "by_request": True, "recency": "stored", "at_end": "nothing", "stores_again": False, "reserves": False,
+            "spares_busy": False, "holders_first": False,
+        }  # fmt: skip
 
     @property
     def options(self) -> dict[str, bool | str]:

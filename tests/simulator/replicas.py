@@ -25,6 +25,7 @@ from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
+from simulator.connector_links import ConnectorLinks
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.drivers.lockstep import Ranks
@@ -131,6 +132,7 @@ def simulate(
     local_tokens: int = 0,
     second_front_end: FrontEndTimes | None = None,
     ranks: Sequence[Ranks] = (),
+    host_bytes_per_s: float = 1e9,
     **options: Any,
 ) -> list[RecordedRun]:
     """Serve the trace to its end with a replica for each scheduler, by default in turn; returns the tables of each.
@@ -144,6 +146,7 @@ def simulate(
         decode_rule, local_tokens: as of `Decoders`.
         second_front_end: that requests pass before the others.
         ranks: replicas that step together.
+        host_bytes_per_s: of schedulers that store on the host what they compute, blocks of 1,000 bytes.
         options: arguments of the replicas.
     """
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
@@ -154,6 +157,8 @@ def simulate(
     for scheduler, recorder in zip(schedulers, recorders, strict=True):
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
+        if scheduler.storing is not None:
+            transfers = ConnectorLinks(scheduler, 1000, host_bytes_per_s)
         if num_prefill:
             ports.append(Port(network, 100, transfers or NoTransfers(), num_layers=4))
             transfers = ports[-1]

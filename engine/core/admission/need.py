@@ -107,13 +107,7 @@ class Needs:
 
     def look(self, need: Need) -> None:
         """Prefix hits, then the first chunk, then the blocks that must be free for it."""
-        sequence, budget, blocks, limits, offload = (
-            need.sequence,
-            need.budget,
-            self._blocks,
-            self._limits,
-            self._offload,
-        )
+        sequence, blocks, limits, offload = need.sequence, self._blocks, self._limits, self._offload
         length, is_whole = sequence.num_tokens, limits.checks_full_prompt
         if sequence.host_blocks is not None:
             match, is_parked, is_whole = NO_MATCH, True, True
@@ -124,6 +118,20 @@ class Needs:
         else:
             match = match_below(blocks, sequence, blocks.match(sequence))
             is_parked = offload.must_wait(match)
+        self._fill(need, match, length, is_parked, is_whole)
+
+    def fill(self, need: Need, match: PrefixMatch, num_loaded: int, num_reserved: int) -> None:
+        """What is needed of a sequence of which `num_loaded` tokens after those of `match` come from the host; if any
+        do, it is parked, and `num_reserved` blocks must be left."""
+        self._fill(need, match, need.sequence.num_tokens, num_loaded > 0, self._limits.checks_full_prompt)
+        if num_loaded:
+            num_held = match.num_cached_tokens + num_loaded
+            num_needed = self._blocks.blocks_needed(need.sequence, match, num_held) + num_reserved
+            whole = need.blocks if self._limits.checks_full_prompt else 0
+            need._blocks = max(whole, num_needed)
+
+    def _fill(self, need: Need, match: PrefixMatch, length: int, is_parked: bool, is_whole: bool) -> None:
+        sequence, budget, blocks, limits = need.sequence, need.budget, self._blocks, self._limits
         num_cached_tokens = match.num_cached_tokens
         tokens = limits.chunk_tokens(length - num_cached_tokens, length)
         checked = length if is_whole else num_cached_tokens + (tokens if tokens < budget else budget)

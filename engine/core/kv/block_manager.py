@@ -13,6 +13,7 @@ from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
 from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
+from engine.core.offloading.connector import Connector
 from engine.core.sequence import Sequence
 
 FullHit = Literal["copy", "recompute_block"]
@@ -31,12 +32,16 @@ class BlockManager:
         offload: the tiers that what leaves the prefix cache goes to, `host` among them; None where it is lost.
         cached_size: memory of a cached block as a multiple of a held one's (`BlockPool`).
 
+    Attributes:
+        connector: stores on the host what is computed, as vLLM does; None where nothing does.
+
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
     """
 
     finds_late: ClassVar[bool] = False  # whether blocks can be found only when what computes them has run
     stores_prompts_first: ClassVar[bool] = False  # then, before what ends in the same step is released
+    connector: Connector | None = None
     forks: ClassVar[bool] = True  # whether sequences can share a block that they write to
 
     def __init__(
@@ -269,5 +274,7 @@ class BlockManager:
         on_host = [block for sequence in sequences for block in sequence.host_blocks or ()]
         if self.offload is not None:
             self.offload.check_integrity(sequences, {HOST: on_host})
+        elif self.connector is not None:
+            self.connector.check_integrity()
         elif self.host is not None:
             self.host.check_integrity(on_host)

@@ -21,7 +21,7 @@ def plan_running(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> int:
     if planner.running.prefilling:
         chunks, budget = _chunks(planner, budget)
         num_blocks += sum([planner.missing_blocks(s, n) for s, n in chunks.items()])
-    if num_blocks > planner.num_free_blocks:
+    if num_blocks > planner.num_free_blocks or budget <= 0 and _decodes_come_later(planner):
         chunks, budget = ration(planner, draft, ends=ends)
     for sequence, num_tokens in chunks.items():
         planner.extend(sequence, num_tokens)
@@ -29,6 +29,14 @@ def plan_running(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> int:
     for sequence, num_tokens in chunks.items():
         planner.plan_chunk(draft, sequence, num_tokens)
     return budget
+
+
+def _decodes_come_later(planner: StepPlanner) -> bool:
+    """Whether a decode was admitted after a cut prompt, which may take the tokens that it needs."""
+    running = planner.running
+    first = next(iter(running.prefilling), None)
+    last = next((s for s in reversed(running.sequences) if s in running.decodes.sequences), None)
+    return first is not None and last is not None and first.admission < last.admission
 
 
 def _chunks(planner: StepPlanner, budget: int) -> tuple[abc.Mapping[Sequence, int], int]:

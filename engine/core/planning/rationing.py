@@ -11,8 +11,9 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
     """Hand out blocks and tokens one sequence after the other, and preempt for each that lacks blocks.
 
     Who is served takes its blocks before the next victim frees its own. A victim may have been served already: it gives
-    back its share. If a sequence must give way itself, all after it sit this step out if it `ends` with that. Returns
-    the tokens of each cut prompt and what is left of the budget.
+    back its share. If a sequence must give way itself, all after it sit this step out if it `ends` with that; where a
+    victim is spared, so do who lacks blocks and all after it. Returns the tokens of each cut prompt and what is left of
+    the budget.
     """
     running, budget = planner.running, planner.max_num_batched_tokens
     due = running.decodes.blocks_due()
@@ -38,6 +39,8 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
             if planner.reclaim(num_blocks - planner.num_free_blocks):
                 continue
             victim = planner.choose_victim()
+            if is_over := planner.spares(victim):
+                break
             if victim in served:
                 running.register_known(victim)
                 given_back = served.pop(victim)
@@ -47,6 +50,10 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
                 del aside[kept:]
             planner.preempt(draft, victim)
             gave_way = victim is sequence
+        if is_over:
+            if decodes:
+                running.pause(sequence)
+            continue
         is_over = ends and gave_way
         if not gave_way:
             served[sequence] = num_tokens, num_blocks

@@ -9,6 +9,7 @@ from engine.core.admission.limits import Limits
 from engine.core.admission.need import Need
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.plan import StepDraft, make_prefill_chunk
 from engine.core.planning.asking import Admission, AdmissionRule, Wait
 from engine.core.planning.parking import Parking
@@ -42,6 +43,7 @@ class StepPlanner(GivingWay):
         longest: int,
     ) -> None:
         super().__init__(blocks, waiting, running, preemption)
+        self.blocks = blocks
         self.limits = self._limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.longest = longest
@@ -123,7 +125,7 @@ class StepPlanner(GivingWay):
 
     def admit(self, draft: StepDraft, budget: int, *, cut: Cut) -> None:
         """Admit from the head of the queue while seats, `budget` tokens and the policy's rule let somebody enter."""
-        waiting, running, limits, admission = self.waiting, self.running, self.limits, self.admission
+        waiting, limits, admission = self.waiting, self.limits, self.admission
         if not limits.cuts_prompts:
             cut = "never"
         while budget > 0 and (sequence := waiting.candidate) is not None and (free_seats := admission.free_seats) > 0:
@@ -145,16 +147,21 @@ class StepPlanner(GivingWay):
             num_tokens, match = answer.num_tokens, need.match
             if limits.max_padding is not None and self._pads_too_much(draft, num_tokens):
                 return
-            waiting.pop()
-            num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
-            if need.padding:
-                num_held = sequence.num_tokens + need.padding
-                draft.padded.append(sequence)
-            draft.transfers += self._blocks.admit(sequence, match, num_held)
-            running.start(sequence, match, draft.now)
-            draft.admitted.append(sequence)
-            self.plan_chunk(draft, sequence, num_tokens - need.padding)
+            self.start(draft, waiting.pop(), match, num_tokens, need.padding)
             budget -= num_tokens
+
+    def start(
+        self, draft: StepDraft, sequence: Sequence, match: PrefixMatch, num_tokens: int, padding: int = 0
+    ) -> None:
+        """Admit `sequence` to the step with its first chunk, `padding` tokens of it added."""
+        num_held = match.num_cached_tokens + num_tokens if self.limits.allocates_chunks else sequence.num_tokens
+        if padding:
+            num_held = sequence.num_tokens + padding
+            draft.padded.append(sequence)
+        draft.transfers += self.blocks.admit(sequence, match, num_held)
+        self.running.start(sequence, match, draft.now)
+        draft.admitted.append(sequence)
+        self.plan_chunk(draft, sequence, num_tokens - padding)
 
     def plan_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
         """Let the step compute the next `num_tokens` tokens of a prompt, for which it has the blocks."""

@@ -11,6 +11,7 @@ from engine.core.admission.need import Padding
 from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.plan import StepDraft
 from engine.core.planning.in_admission_order import plan_running
+from engine.core.planning.loading import admit_or_load
 from engine.core.planning.policy import BasePolicy
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.running.preemption import Preemption
@@ -61,7 +62,10 @@ class AdmissionOrder(BasePolicy):
         if not draft.is_starved:
             if self._pads and planner.running.decodes.tokens_per_decode > 1:
                 planner.admission.needs.padding = self._padding(planner, draft)
-            planner.admit(draft, budget, cut="any")
+            if planner.blocks.connector is not None:
+                admit_or_load(planner, draft, budget)
+            else:
+                planner.admit(draft, budget, cut="any")
 
     def _padding(self, planner: StepPlanner, draft: StepDraft) -> Padding | None:
         """How admissions are padded beside the decodes and prompts of `draft`, if at all."""

@@ -36,6 +36,11 @@ class GivingWay:
         """Whom the preemption rule would take among all running sequences of the lane."""
         return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
 
+    def spares(self, victim: Sequence) -> bool:
+        """Whether nobody gets the blocks of `victim` now, as loads could overwrite what the step under way writes."""
+        connector = self._blocks.connector
+        return connector is not None and connector.rules.spares_busy and self.running.is_under_way(victim)
+
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
         """Take the blocks of `victim`."""
         draft.is_starved = True

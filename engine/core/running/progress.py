@@ -114,6 +114,8 @@ class Progress:
     def settle(self, flight: Flight, now: int, stopped: Stopped, drafts: Verified | None) -> list[int]:
         """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
         running = self._running
+        for sequence in flight.freed:
+            running.ready(sequence)
         if not flight.is_advanced:
             self.advance(flight, stopped, drafts)
             stopped = NOBODY

@@ -135,6 +135,12 @@ class RunningSet:
             num_known = self.decodes.num_found(sequence) if self.lag else sequence.num_tokens - 1
             self._blocks.register(sequence, num_known)
 
+    def is_under_way(self, sequence: Sequence) -> bool:
+        """With a connector: whether the plan that is not committed computes something of a sequence."""
+        if not self.flights:
+            return False
+        return sequence in self.flights[-1].members
+
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
         writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
@@ -182,7 +188,13 @@ class RunningSet:
     def release_early(self, sequence: Sequence) -> None:
         """Let an ending sequence go at once, because its blocks are needed."""
         del self.ending[sequence]
-        self.release(sequence)
+        if self._blocks.connector is None:
+            self.release(sequence)
+            return
+        del self.sequences[sequence]
+        self._blocks.connector.give_way(sequence)
+        self._blocks.drop(sequence)
+        self._waiting.on_release(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
@@ -242,7 +254,12 @@ class RunningSet:
     def release(self, sequence: Sequence) -> None:
         """Take the seat of a sequence that is in no state any more, and its blocks if no other server needs them."""
         del self.sequences[sequence]
-        if sequence.request.decodes_elsewhere and sequence.status is FINISHED:
+        connector = self._blocks.connector
+        is_held = connector is not None and connector.end(sequence)
+        if connector is not None and connector.rules.spares_busy and self.is_under_way(sequence):
+            self.flights[-1].freed.append(sequence)
+            is_held = True
+        if is_held or sequence.request.decodes_elsewhere and sequence.status is FINISHED:
             self.held[sequence] = None
         else:
             self._blocks.drop(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.config.command_lines.sglang import serve_line as sglang_serve
+from harness.config.command_lines.trtllm import serve_line as trtllm_serve
 from harness.config.command_lines.vllm import serve_line as vllm_serve
 from harness.config.pools import Pool
 
@@ -18,6 +19,8 @@ def fleet_command(pools: Sequence[Pool], pool_blocks: Sequence[int | None], conn
     for (role, config), num_blocks in zip(pools, pool_blocks, strict=True):
         if config.scheduler.policy == "sglang":  # which has no servers that hand KV over
             line = sglang_serve.serve_command(config, num_blocks)
+        elif config.scheduler.policy == "trtllm":
+            line = trtllm_serve.serve_command(config, num_blocks)
         else:
             line = vllm_serve.serve_command(config, num_blocks, None if role == "serve" else (connector, role))
         if len(pools) > 1:

@@ -84,11 +84,14 @@ def _whole(root: DictConfig, key: str) -> int | None:
 
 def _of_sglang(name: str, asked: int | bool = 1, *, _root_: DictConfig) -> Any:
     """A default of SGLang on the configured device: a field of `SglangDefaults`, page_size,
-    max_running_requests, mem_fraction_static, or num_blocks, the pages of so many tokens.
+    max_running_requests, mem_fraction_static, or num_blocks, the pages of so many tokens; or overlap, whether steps are
+    planned ahead, which a real engine does not with its radix tree.
 
     Args:
         asked: of page_size and num_blocks, tokens; of mem_fraction_static, whether there are CUDA graphs of prompts.
     """
+    if name == "overlap":
+        return OmegaConf.select(_root_, "engine.kind") not in ("gpu", "cpu")
     root, has_mla = _root_, any(each.kind == "latent" for each in _root_.model.get("blocks") or ())
     memory, ranks = root.device.memory_bytes, root.tensor_parallel_size
     if name == "num_blocks":

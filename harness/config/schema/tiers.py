@@ -1,6 +1,6 @@
 """Configuration of the memories behind the device's that KV blocks can move to."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -61,10 +61,16 @@ class OffloadConfig(ConfigModel):
             there. What is computed goes to the store at once, where there is one. They give way to the KV of preempted
             sequences with scheduler.preemption=swap.
         overlap: a request with such hits waits for them while others compute; if false, the step waits for them.
+        rule: evicted, as above; or vllm, what its OffloadingConnector does in the version of engine.vllm_version: all
+            that is computed is stored in host memory, beside the steps, and who finds its prompt there waits without a
+            seat until it is back.
+        chunk_blocks: with rule=vllm, KV blocks that are stored and found as one.
     """
 
     offload: bool = False
     overlap: bool = True
+    rule: Literal["evicted", "vllm"] = "evicted"
+    chunk_blocks: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class TiersConfig(OffloadConfig):
@@ -99,8 +105,29 @@ def check_offload(tiers: TiersConfig, scheduler: SchedulerConfig, engine: Engine
         raise ValueError("tiers.offload=true: blocks go to host memory first; set tiers.host.gib")
     if not scheduler.enable_prefix_caching:
         raise ValueError("tiers.offload=true: without scheduler.enable_prefix_caching no block has a hash to find")
+    if tiers.rule == "vllm":
+        _check_connector(tiers, scheduler, engine)
+        return
     if tiers.overlap and not (scheduler.enable_chunked_prefill and scheduler.max_padding is None):
         raise ValueError(
             "tiers.overlap=true: a prompt whose first part comes from a tier is a cut one, which this scheduler "
             "does not run (enable_chunked_prefill, max_padding); use tiers.overlap=false"
         )
+
+
+def _check_connector(tiers: TiersConfig, scheduler: SchedulerConfig, engine: EngineConfig) -> None:
+    wrong = {
+        f"engine={engine.kind}": engine.kind != "sim",
+        f"scheduler.policy={scheduler.policy}": scheduler.policy != "admission_order",
+        f"scheduler.allocation={scheduler.allocation}": scheduler.allocation != "chunk",
+        f"scheduler.preemption={scheduler.preemption}": scheduler.preemption != "recompute",
+        f"tiers.disk.gib={tiers.disk.gib:g}": tiers.disk.gib > 0,
+        f"tiers.store.gib={tiers.store.gib:g}": tiers.store.gib > 0,
+        f"tiers.host.eviction={tiers.host.eviction}": tiers.host.eviction != "lru",
+        "tiers.overlap=false": not tiers.overlap,
+    }
+    for name, is_so in wrong.items():
+        if is_so:
+            raise ValueError(
+                f"{name}: not with tiers.rule=vllm, which is for engine=sim scheduler=vllm and host memory"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.core.offloading.rules import OffloadingRules
 from engine.core.scheduler_options import OffloadOptions
 from harness.config import RunConfig, SimEngine, TiersConfig
 from harness.config.schema.fleet import NetworkConfig
@@ -15,7 +16,7 @@ from simulator.models.model import Model
 from simulator.quantities import MAX_BLOCKS
 from simulator.tiers import StoreTier, Tiers
 from simulator.versions.graph_sizes import count_graphs
-from simulator.versions.vllm_versions import vllm_version
+from simulator.versions.vllm_versions import VllmVersion, vllm_version
 
 
 def kv_pool(
@@ -66,8 +67,11 @@ def kv_pool(
     return pool
 
 
-def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig) -> Tiers:
-    """The tiers for blocks of which each rank has a share as in `pool`; `network` leads to the store.
+def resolve_tiers(
+    config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig, version: VllmVersion
+) -> Tiers:
+    """The tiers for blocks of which each rank has a share as in `pool`; `network` leads to the store, and `version` has
+    the rules of tiers.rule=vllm.
 
     Raises:
         ConfigError: a tier has no room for a block, or for more than can be simulated.
@@ -77,7 +81,11 @@ def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: Ne
     if num_store_blocks := _num_blocks("tiers.store", config.store.gib, block_bytes):
         latency_ns, servers = round(network.latency_s * 1e9), config.store.servers
         store = StoreTier(num_store_blocks, network.bandwidth, latency_ns, servers, config.store.eviction)
-    if config.offload:
+    if config.offload and config.rule == "vllm":
+        if pool.state_blocks:
+            raise ConfigError("tiers.rule=vllm: states of sequences do not go to the host; use tiers.rule=evicted")
+        offload = OffloadOptions(rules=OffloadingRules(config.chunk_blocks, **version.offloading))
+    elif config.offload:
         offload = OffloadOptions(
             num_disk_blocks=_num_blocks("tiers.disk", config.disk.gib, block_bytes),
             num_store_blocks=num_store_blocks,
@@ -86,6 +94,8 @@ def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int, network: Ne
             disk_eviction=config.disk.eviction,
         )
     num_host_blocks = _num_blocks("tiers.host", config.host.gib, block_bytes)
+    if offload is not None and offload.rules is not None and num_host_blocks < config.chunk_blocks:
+        raise ConfigError(f"tiers.chunk_blocks={config.chunk_blocks}: tiers.host.gib has room for {num_host_blocks}")
     return Tiers(num_host_blocks, config.host.gb_per_s, config.disk.gb_per_s, store, offload)
 
 

@@ -7,7 +7,7 @@ from harness.engines.resolving.system import pool_of
 
 
 def serve_line(config: RunConfig) -> str:
-    """The lines of vLLM, each with a `--max-model-len` that the pool holds, or of SGLang.
+    """The lines of vLLM, each with a `--max-model-len` that the pool holds, or of SGLang or TensorRT-LLM.
 
     Raises:
         ConfigError: the model does not fit on the device.

@@ -21,7 +21,7 @@ from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.system import System
 from simulator.versions.front_end_times import ROUND_TRIP, FrontEndTimes
-from simulator.versions.vllm_versions import vllm_front_end
+from simulator.versions.vllm_versions import VllmVersion, vllm_front_end, vllm_version
 
 _NO_CACHED_STATES = "prefixes are not cached: vLLM caches none by default where layers keep a state for each sequence"
 
@@ -54,7 +54,7 @@ def resolve(config: RunConfig) -> System:
         data_parallel_size=config.data_parallel_size,
         cost=cost_choice(config),
         contiguous=contiguous_rule(config),
-        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network),
+        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network, version_of(config)),
         compress=engine.compress,
         cache_outputs=engine.cache_outputs,
         max_lookahead_steps=engine.max_lookahead_steps,
@@ -129,6 +129,11 @@ def _graph_tokens(config: RunConfig) -> int | None:
     assert isinstance(config.engine, SimEngine)
     is_eager = config.data_parallel_size > 1 and config.engine.all2all_backend == HIGH_THROUGHPUT
     return 0 if is_eager else config.engine.max_graph_tokens
+
+
+def version_of(config: RunConfig) -> VllmVersion:
+    """The version of vLLM that is predicted."""
+    return vllm_version(getattr(config.engine, "vllm_version", None))
 
 
 def _front_end(config: RunConfig) -> FrontEndTimes | None:

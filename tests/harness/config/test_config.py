@@ -58,8 +58,8 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "block_size=512 above max_num_batched_tokens=256: not with scheduler=sglang",
         ),
         (
-            ["scheduler=sglang", "engine=cpu", "model=tiny", "device=laptop-cpu"],
-            "scheduler.async_scheduling=true with engine=cpu: not with scheduler=sglang",
+            ["scheduler=sglang", "scheduler.async_scheduling=true", "engine=cpu", "model=tiny", "device=laptop-cpu"],
+            "scheduler.async_scheduling=true with engine=cpu (set it to false): not with scheduler=sglang",
         ),
         (
             ["scheduler=sglang", "scheduler.options.schedule_policy=hrrn"],

@@ -14,6 +14,7 @@ from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.results.stored.files import read_results
 from harness.terminal import run
+from simulator.versions.vllm_versions import vllm_version
 from tests.harness.builders import config
 
 # Conversations of the laptop's model, in a pool of one and a half of their longest.
@@ -53,11 +54,11 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
     settings = config(*RUN, *TIERS, "tiers.overlap=false", "tiers.disk.eviction=fifo")
     system = resolve(settings)
     each = system.pool.block_bytes * 2
-    tiers = resolve_tiers(settings.tiers, system.pool, 2, settings.network)
+    tiers = resolve_tiers(settings.tiers, system.pool, 2, settings.network, vllm_version(None))
     assert tiers.num_host_blocks == int(0.005 * 2**30) // each
     expected = OffloadOptions(num_disk_blocks=2**30 // each, overlap=False, disk_eviction="fifo")
     assert tiers.offload == expected
-    assert resolve_tiers(config(*RUN).tiers, system.pool, 2, settings.network).offload is None
+    assert resolve_tiers(config(*RUN).tiers, system.pool, 2, settings.network, vllm_version(None)).offload is None
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,9 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
         (["tiers=host_disk", "scheduler.enable_prefix_caching=false"], "tiers.offload=true: without scheduler.enable"),
         (["tiers=host_disk", "scheduler.enable_chunked_prefill=false"], "tiers.overlap=true: a prompt whose first"),
         (["tiers=host_disk", "scheduler.max_padding=9"], "tiers.overlap=true: a prompt whose first"),
+        (["tiers=vllm"], "scheduler.policy=.*: not with tiers.rule=vllm"),
+        (["tiers=vllm", "scheduler=vllm", "tiers.disk.gib=1"], "tiers.disk.gib=1: not with tiers.rule=vllm"),
+        (["tiers=vllm", "scheduler=vllm", "speculation=ngram"], "speculation=ngram: not with tiers.rule=vllm"),
         (["tiers=host_disk", "engine=cpu"], "tiers.disk.gib=512: engine=cpu has no disk tier"),
     ],
 )

@@ -2,10 +2,14 @@
 
 trtllm-serve Qwen/Qwen3-8B --max_batch_size 128 --extra_llm_api_options options.yml
     ->   model=qwen3-8b scheduler=trtllm max_num_seqs=128 ...
+
+`harness.config.command_lines.trtllm.serve_line` goes the other way. Its comment `# options.yml is {...}` stands for the
+file.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,7 +65,7 @@ TRTLLM = Tool(
 # Of the file: keys without an effect on a simulation, and those that change what is served unless they have this value.
 _WITHOUT_EFFECT = (
     "print_iter_log", "stream_interval", "trust_remote_code", "tokenizer", "reasoning_parser",
-    "num_postprocess_workers", "cuda_graph_config", "moe_config", "attn_backend", "enable_iter_perf_stats", "backend",
+    "num_postprocess_workers", "moe_config", "attn_backend", "enable_iter_perf_stats", "backend",
     "gpus_per_node",
     "scheduler_config.dynamic_batch_config", "kv_cache_config.enable_partial_reuse", "attention_dp_config",
     "kv_cache_config.event_buffer_max_size", "allreduce_strategy", "enable_autotuner",
@@ -71,13 +75,15 @@ _REFUSED: dict[str, Any] = {
     "batch_wait_timeout_ms": 0,
     "pipeline_parallel_size": 1, "cache_transceiver_config": None, "kv_cache_config.max_attention_window": None,
 }  # fmt: skip
+OPTIONS_FILE = "options.yml"
+DEFAULT_BLOCK_SIZE = 32
 _KV_DTYPES = {"auto": "auto", "bfloat16": "auto", "float16": "auto", "fp8": "fp8"}
 _NUMBERS = {  # keys of ours, and what they are without the flag
     "max_batch_size": ("max_num_seqs", 2048),
     "max_num_tokens": ("max_num_batched_tokens", 8192),
     "max_seq_len": ("max_model_len", None),
     "tensor_parallel_size": ("tensor_parallel_size", 1),
-    "kv_cache_config.tokens_per_block": ("block_size", 32),
+    "kv_cache_config.tokens_per_block": ("block_size", DEFAULT_BLOCK_SIZE),
 }
 
 
@@ -99,13 +105,14 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         notes.append(f"TensorRT-LLM {version}: predicted by the rules that are known, whatever the version")
     values: dict[str, Any] = {name.removeprefix("--"): value for name, value in line.values.items()}
     if path := values.pop("config", None):
-        values |= _file(path, notes)
+        values |= _file(path, _written(path, command), notes)
     made: dict[str, Any] = {} if "model" in given else KnownModels(folders).named(line.model)
     made |= {"scheduler": "trtllm", "frontend": "http"} | _numbers(values) | _rules(values)
     if "engine" not in given:
         made |= {"engine.memory_account": "trtllm"}
         kv_dtype = chosen("kv_cache_config.dtype", str(values.pop("kv_cache_config.dtype", "auto")), _KV_DTYPES)
         made |= {} if kv_dtype == "auto" else {"engine.kv_cache_dtype": kv_dtype}
+        made |= _graphs(values, notes)
     for name, neutral in _REFUSED.items():
         if name in values and str(values.pop(name)) not in (str(neutral), "None"):
             raise ConfigError(f"{name}: not simulated, and it changes what is served; leave it out to go on")
@@ -114,10 +121,39 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     return translation(made, given, notes)
 
 
-def _file(path: str, notes: list[str]) -> dict[str, Any]:
-    """The keys of the file, those of a part with its name before them; raises ConfigError if it cannot be read."""
-    with errors_as(ConfigError, f"--config {path}"):
-        document = read_yaml(user_path(path))
+def _written(path: str, command: str) -> Any:
+    """The content of the file, as a comment of the line has it; None without one."""
+    mark = f" {OPTIONS_FILE} is "
+    if path != OPTIONS_FILE or mark not in command:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(command, command.index(mark) + len(mark))[0]
+    except ValueError as error:
+        raise ConfigError(f"#{mark}: no JSON ({error})") from None
+
+
+def _graphs(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The largest decode batch with a CUDA graph, of `cuda_graph_config`, which is null for none."""
+    if "cuda_graph_config" not in values:
+        return {}
+    graphs = values.pop("cuda_graph_config")
+    if graphs is None:
+        return {"engine.max_graph_tokens": 0}
+    if not isinstance(graphs, dict):
+        raise ConfigError(f"cuda_graph_config {graphs}: must be null or hold options by name")
+    if more := sorted(set(graphs) - {"max_batch_size"}):
+        notes.append(f"cuda_graph_config: {', '.join(more)}: not simulated; it may change the times of steps")
+    if (most := graphs.get("max_batch_size")) is None:
+        return {}
+    return {"engine.max_graph_tokens": number("cuda_graph_config.max_batch_size", str(most))}
+
+
+def _file(path: str, document: Any, notes: list[str]) -> dict[str, Any]:
+    """The keys of the file, or of `document` in its place, those of a part with its name before them; raises
+    ConfigError if it cannot be read."""
+    if document is None:
+        with errors_as(ConfigError, f"--config {path}"):
+            document = read_yaml(user_path(path))
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise ConfigError(f"--config {path}: must hold options by name")
     found: dict[str, Any] = {}

@@ -102,7 +102,7 @@ _NAMES: dict[tuple[Values, Effect], str] = {
         data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
         dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras ec-transfer-config eplb-config
         expert-placement-strategy hf-config-path kv-offloading-backend
-        kv-offloading-size lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
+        lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
         mamba-ssm-cache-dtype max-cpu-loras max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
         mm-encoder-attn-backend mm-encoder-tp-mode nnodes offload-backend offload-group-size offload-num-in-group
         offload-prefetch-step performance-mode prefill-context-parallel-size runner
@@ -121,6 +121,7 @@ NEUTRAL = {
     **dict.fromkeys(("--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
     **dict.fromkeys(("--max-num-partial-prefills", "--max-long-partial-prefills"), "1"),
     "--cpu-offload-gb": "0",
+    "--kv-offloading-backend": "native",
     "--prefill-schedule-interval": "1",
     "--watermark": "0",
     "--performance-mode": "balanced",

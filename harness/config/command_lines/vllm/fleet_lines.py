@@ -25,7 +25,7 @@ from harness.config.command_lines.translation import Translation, refused_as, tr
 from harness.config.command_lines.vllm import import_line
 from harness.config.command_lines.vllm.line import read_line
 from harness.config.command_lines.vllm.routers import router_keys
-from harness.config.command_lines.vllm.servers import CONNECTORS, TRANSFER, Side, side_of
+from harness.config.command_lines.vllm.servers import CONNECTORS, TRANSFER, side_of
 from harness.config.composing.conf_tree import CONF
 from harness.config.schema.fleet import PoolConfig
 from harness.errors import ConfigError
@@ -91,7 +91,7 @@ def _lines(text: str) -> list[str]:
 
 def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone: bool) -> _Server:
     line = read_line(command)
-    connector, role, tiers = Side() if is_alone else side_of(line.values)
+    connector, role = ("", "serve") if is_alone else side_of(line.values)
     number, device, router, unread = 1, None, "", []
     for part in _parts(command):
         if such := _SUCH.fullmatch(part):
@@ -104,10 +104,11 @@ def _server(command: str, given: set[str], folders: Sequence[Path], *, is_alone:
             unread.append(part)
     if not role:
         raise ConfigError(f"{TRANSFER}: kv_role kv_both: end each line in a comment, # for prefill or # for decode")
-    if not is_alone:
-        line = line._replace(values={flag: value for flag, value in line.values.items() if flag != TRANSFER})
     keys, notes = import_line.keys_of(line, given, folders)
-    keys |= tiers
+    if not is_alone:
+        notes = [note for note in notes if not note.startswith(TRANSFER)]
+        if keys.pop("tiers", None):  # which pools cannot choose as a group
+            keys |= {"tiers.offload": True, "tiers.rule": "vllm"}
     if unread:
         known = "a device, 'for prefill', '3 such servers' are"
         notes = [*notes, f"the comment {'; '.join(unread)!r} is not read: {known}"]

@@ -19,6 +19,7 @@ from harness.config.command_lines.model_overrides import changed_model, json_obj
 from harness.config.command_lines.translation import Translation, refused_as, translation
 from harness.config.command_lines.values import chosen, decimal, formats, number
 from harness.config.command_lines.vllm.line import VllmLine, read_line
+from harness.config.command_lines.vllm.offloading import offloading
 from harness.config.command_lines.vllm.servers import servers
 from harness.config.composing.conf_tree import CONF
 from harness.config.schema.system import All2AllBackend
@@ -86,6 +87,7 @@ def keys_of(line: VllmLine, given: Collection[str], folders: Sequence[Path]) -> 
     if line.values.get("--language-model-only") == "true":
         made["model.tower_parameters"] = 0
     made |= servers(line.values, _number, lambda: known.has_experts(str(made.get("model", "hf"))), notes)
+    made |= offloading(line.values, made["block_size"])
     made |= {key: value for key, value in _server(line).items() if key.partition(".")[0] not in given}
     made |= changed_model("--hf-overrides", line.values, made, known, notes)
     if generation := line.values.get(_GENERATION):

@@ -21,6 +21,7 @@ _OWN: dict[Values, str] = {
         model dtype quantization kv-cache-dtype max-model-len max-num-seqs max-num-batched-tokens block-size
         num-gpu-blocks-override api-server-count kv-cache-memory-bytes hf-overrides override-generation-config
         gpu-memory-utilization tensor-parallel-size pipeline-parallel-size data-parallel-size kv-transfer-config
+        kv-offloading-size
         long-prefill-token-threshold scheduling-policy speculative-config max-cudagraph-capture-size all2all-backend""",
 }
 VLLM = Tool(

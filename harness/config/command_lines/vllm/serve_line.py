@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from harness.config.command_lines.vllm.import_line import overrides as overrides
-from harness.config.command_lines.vllm.servers import OFFLOADING, TRANSFER
+from harness.config.command_lines.vllm.offloading import has_offloading, transfer_words
 from harness.config.command_lines.written import line_of, replicas_comment, without_flag
 from harness.config.run import RunConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
@@ -36,35 +36,18 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, hand_over: t
     cannot hold: the line has one that `num_blocks`, the size of the pool, holds.
     """
     words = ["vllm", "serve", config.model.name, *_sizes(config, num_blocks or config.num_blocks), *_choices(config)]
-    if connectors := _connectors(config, hand_over):
-        whole = connectors[0] if len(connectors) == 1 else _several(connectors)
-        words += [TRANSFER, json.dumps(whole)]
+    words += transfer_words(config.tiers, _mover(hand_over))
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
     return line_of(words, _comments(config))
 
 
-def _connectors(config: RunConfig, hand_over: tuple[str, Role] | None) -> list[dict[str, Any]]:
-    """What moves the KV of a server: to other servers, and to the host's memory."""
-    found: list[dict[str, Any]] = []
-    if hand_over is not None:
-        connector, role = hand_over
-        side = "kv_both" if connector == "NixlConnector" else _SIDES[role]
-        found.append({"kv_connector": connector, "kv_role": side})
-    if _has_offloading(config):
-        size = {"cpu_bytes_to_use": round(config.tiers.host.gib * (1 << 30))}
-        found.append({"kv_connector": OFFLOADING, "kv_role": "kv_both", "kv_connector_extra_config": size})
-    return found
-
-
-def _several(connectors: list[dict[str, Any]]) -> dict[str, Any]:
-    role = connectors[0]["kv_role"]
-    return {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": {"connectors": connectors}}
-
-
-def _has_offloading(config: RunConfig) -> bool:
-    """Whether vLLM's OffloadingConnector is the memory behind the device's."""
-    return config.tiers.offload and config.tiers.host.gib > 0 and not config.tiers.disk.gib
+def _mover(hand_over: tuple[str, Role] | None) -> dict[str, Any] | None:
+    """The connector that gives KV to other servers or takes it."""
+    if hand_over is None:
+        return None
+    connector, role = hand_over
+    return {"kv_connector": connector, "kv_role": "kv_both" if connector == "NixlConnector" else _SIDES[role]}
 
 
 def _sizes(config: RunConfig, num_blocks: int | None) -> list[object]:
@@ -156,4 +139,4 @@ def _missing(config: RunConfig) -> list[str]:
     if isinstance(engine, SimEngine) and engine.memory_account not in (None, version.memory_account):
         given["engine.memory_account"] = engine.memory_account
     fixed = _FIXED | {"eviction": version.eviction, "options": version.options}
-    return without_flag("vLLM", config, fixed, given, has_offloading=_has_offloading(config))
+    return without_flag("vLLM", config, fixed, given, has_offloading=has_offloading(config.tiers))

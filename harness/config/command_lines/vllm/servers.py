@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.config.command_lines.model_overrides import json_object
 from harness.errors import ConfigError
@@ -43,9 +43,7 @@ def servers(
         notes.append(f"{_RANKS}: each rank is a server of its own, behind vLLM's balancer")
     elif shares_out:
         made["expert_parallel"] = True
-    side = side_of(values)
-    made |= side.tiers
-    if connector := side.connector:
+    if connector := side_of(values)[0]:
         both = f"fleet=disaggregated{' fleet.kv_transfer=by_layers' * CONNECTORS[connector]}"
         notes.append(f"{TRANSFER}: one server that serves whole requests; {both} has both sides")
     return made
@@ -64,59 +62,46 @@ def _ranks(ranks: int, has_experts: bool | None, *, shares_out: bool) -> dict[st
     return {**made, "data_parallel_size": ranks, "expert_parallel": True}
 
 
-class Side(NamedTuple):
-    """What `--kv-transfer-config` says of a server.
+def connectors_of(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What moves the KV of a server, by `--kv-transfer-config`: one connector, or those of a MultiConnector.
 
-    Attributes:
-        connector: by which it hands KV over, "" without one.
-        role: "serve" without a connector, "" where it may be both sides.
-        tiers: keys of ours for the memory behind its GPUs.
+    Raises:
+        ConfigError: no JSON object.
     """
+    if TRANSFER not in values:
+        return []
+    config = json_object(TRANSFER, values[TRANSFER])
+    if config.get("kv_connector") != "MultiConnector":
+        return [config]
+    listed = more_of(config).get("connectors")
+    parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
+    role = config.get("kv_role")
+    return [{"kv_role": role, **part} for part in parts] or [config]
 
-    connector: str = ""
-    role: str = "serve"
-    tiers: Mapping[str, Any] = {}
+
+def more_of(connector: Mapping[str, Any]) -> dict[str, Any]:
+    """Its kv_connector_extra_config."""
+    more = connector.get("kv_connector_extra_config")
+    return dict(more) if isinstance(more, dict) else {}
 
 
-def side_of(values: Mapping[str, str]) -> Side:
-    """The side of a hand-over that a server is.
+def side_of(values: Mapping[str, str]) -> tuple[str, str]:
+    """The connector by which a server hands KV over to others, "" without one, and its role: "serve" without one, ""
+    where it may be both.
 
     Raises:
         ConfigError: KV moves in a way that is not simulated.
     """
-    if TRANSFER not in values:
-        return Side()
-    config = json_object(TRANSFER, values[TRANSFER])
-    parts, tiers = [config], dict[str, Any]()
-    if config.get("kv_connector") == "MultiConnector":
-        listed = _more(config).get("connectors")
-        parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
-    movers = [part for part in parts if part.get("kv_connector") != OFFLOADING]
-    for part in parts:
-        if part.get("kv_connector") == OFFLOADING:
-            tiers = {"tiers.host.gib": _gibibytes(_more(part).get("cpu_bytes_to_use")), "tiers.offload": True}
-    if not movers and tiers:
-        return Side(tiers=tiers)
-    names = [str(part.get("kv_connector"))[:40] for part in movers]
-    if len(names) != 1 or not names[0] or names[0] not in CONNECTORS:
-        text = " beside ".join(map(repr, names)) or "'MultiConnector' of none"
+    movers = [each for each in connectors_of(values) if each.get("kv_connector") != OFFLOADING]
+    if not movers:
+        return "", "serve"
+    names = [str(each.get("kv_connector"))[:40] for each in movers]
+    if len(names) != 1 or names[0] not in CONNECTORS or not names[0]:
         raise ConfigError(
-            f"{TRANSFER}: kv_connector {text} is not simulated, and it changes what is served; {_advice(names)}"
+            f"{TRANSFER}: kv_connector {' beside '.join(map(repr, names))} is not simulated, and it changes what is "
+            f"served; {_advice(names)}"
         )
-    role = movers[0].get("kv_role", config.get("kv_role"))
-    return Side(names[0], _ROLES.get(str(role), ""), tiers)
-
-
-def _more(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    more = config.get("kv_connector_extra_config")
-    return more if isinstance(more, dict) else {}
-
-
-def _gibibytes(size: object) -> float:
-    """GiB of host memory for `size` bytes. Raises ConfigError where it is no size."""
-    if isinstance(size, bool) or not isinstance(size, int | float) or size <= 0:
-        raise ConfigError(f"{TRANSFER}: {OFFLOADING} needs cpu_bytes_to_use, its size in bytes")
-    return size / (1 << 30)
+    return names[0], _ROLES.get(str(movers[0].get("kv_role")), "")
 
 
 def _advice(names: list[str]) -> str:

@@ -175,7 +175,7 @@ def test_versions_variables_and_what_is_given_beside() -> None:
     assert translate(newest).notes == [] and translate(f"sglang serve {SERVE[31:]}") == translate(SERVE)
     with pytest.raises(ConfigError, match="2 times"):
         expand([f"import_sglang={SERVE}", "import_vllm=vllm serve Qwen/Qwen3-8B"])
-    on_cpu = expand([f"import_sglang={SERVE} --disable-overlap-schedule", "engine=cpu"]).overrides
+    on_cpu = expand([f"import_sglang={SERVE}", "engine=cpu"]).overrides
     assert not any(each.startswith("engine.") for each in on_cpu)
     assert config(*on_cpu).engine.kind == "cpu"
     elsewhere = expand([f"import_sglang={SERVE}", "engine=openai"]).overrides

@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from harness.config.command_lines.importing import expand
+from harness.config.command_lines.trtllm import serve_line as trtllm_serve
 from harness.config.command_lines.trtllm.import_line import translate
+from harness.config.command_lines.trtllm.serve_line import serve_command
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from tests.harness.builders import config
+from tests.selection import examples
 
 SERVE = "trtllm-serve Qwen/Qwen3-8B"
+_FLAGS = (
+    "--max_batch_size 77", "--max_num_tokens 3000", "--max_seq_len 9000", "--tp_size 2", "--enable_chunked_prefill",
+)  # fmt: skip
+_OPTIONS = {
+    "disable_overlap_scheduler": True, "batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.5,
+    "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION", "context_chunking_policy": "EQUAL_PROGRESS"},
+    "kv_cache_config": {"tokens_per_block": 64, "max_tokens": 6400, "dtype": "fp8", "enable_block_reuse": False},
+    "cuda_graph_config": {"max_batch_size": 8},
+}  # fmt: skip
+
+
+@examples(1)
+@example(flags={*_FLAGS}, names={*_OPTIONS})
+@given(flags=st.sets(st.sampled_from(_FLAGS)), names=st.sets(st.sampled_from([*_OPTIONS])))
+def test_a_line_is_the_same_server_on_the_way_back(flags: set[str], names: set[str]) -> None:
+    options = {name: _OPTIONS[name] for name in names}
+    file = f" --config options.yml  # options.yml is {json.dumps(options)}" if names else ""
+    settings = config(*translate(" ".join((SERVE, *sorted(flags))) + file).overrides)
+    line = serve_command(settings)
+    assert "not in TensorRT-LLM" not in line
+    back = config(*translate(line).overrides)
+    assert back == settings
+    assert serve_command(back) == line
+
+
+def test_what_tensorrt_llm_has_no_option_for_is_named() -> None:
+    more = ("quantization=fp8", "scheduler.watermark=0.1", "replicas=2", "tiers.host.gib=0")
+    line = serve_line(config("scheduler=trtllm", "router=random", *more))
+    assert line.startswith("trtllm-serve Qwen/Qwen3-8B --tp_size 1 ")
+    comment = line.partition("  # ")[2]
+    for setting in ("2 such servers behind a router: random", "quantization=fp8", "scheduler.watermark=0.1"):
+        assert setting in comment
+    scheduler = config("scheduler=trtllm").scheduler
+    assert {key: getattr(scheduler, key) for key in trtllm_serve._FIXED} == trtllm_serve._FIXED
 
 
 @pytest.mark.parametrize(
@@ -29,6 +70,8 @@ SERVE = "trtllm-serve Qwen/Qwen3-8B"
         ("", "kv_cache_config: {tokens_per_block: 64, max_tokens: 1000}", "num_blocks=16"),
         ("", "kv_cache_config: {dtype: fp8}", "engine.kv_cache_dtype=fp8"),
         ("--max_num_tokens 4096", "max_num_tokens: 2048", "max_num_batched_tokens=2048"),
+        ("", "cuda_graph_config: {max_batch_size: 64, enable_padding: true}", "engine.max_graph_tokens=64"),
+        ("", "cuda_graph_config: null", "engine.max_graph_tokens=0"),
         ("", "disable_overlap_scheduler: true", "scheduler.async_scheduling=false"),
         ("", "batch_wait_timeout_iters: 20", "scheduler.options.batch_wait_timeout_iters=20"),
         ("", "batch_wait_max_tokens_ratio: 0.9", "scheduler.options.batch_wait_max_tokens_ratio=0.9"),
@@ -90,5 +133,5 @@ def test_what_is_not_simulated_is_refused_by_name(tmp_path: Path, flags: str, op
 
 def test_what_only_changes_times_is_named(tmp_path: Path) -> None:
     path = tmp_path / "options.yml"
-    path.write_text("stream_interval: 10\ncuda_graph_config: {max_batch_size: 8}\nenable_attention_dp: false")
-    assert "stream_interval, cuda_graph_config: not simulated" in translate(f"{SERVE} --config {path}").notes[0]
+    path.write_text("stream_interval: 10\nmoe_config: {backend: CUTLASS}\nenable_attention_dp: false")
+    assert "stream_interval, moe_config: not simulated" in translate(f"{SERVE} --config {path}").notes[0]

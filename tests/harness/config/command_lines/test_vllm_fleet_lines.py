@@ -74,8 +74,8 @@ def test_servers_that_differ_or_not() -> None:
         ([SERVE, "sleep 3"], "must be a command line that starts with vllm serve"),
         ([f"{SERVE} {sides('kv_producer', 'Lost')}", SERVE], "'Lost' is not simulated"),
         ([f"{SERVE} {sides('kv_both', 'LMCacheConnectorV1')}"], "not simulated, and .* tiers=shared has a store"),
-        ([f"{SERVE} {sides('kv_both', 'MultiConnector')}"], "'MultiConnector' of none is not simulated"),
-        ([f"{SERVE} {sides('kv_both', 'OffloadingConnector')}"], "needs cpu_bytes_to_use, its size in bytes"),
+        ([f"{SERVE} {sides('kv_both', 'MultiConnector')}"], "'MultiConnector' is not simulated"),
+        ([f"{SERVE} {sides('kv_both', 'OffloadingConnector')}"], "needs cpu_bytes_to_use"),
     ],
 )
 def test_what_is_no_fleet_is_refused(lines: list[str], named: str) -> None:
@@ -113,8 +113,11 @@ def test_the_rule_of_a_router(line: str, rule: str) -> None:
             "{role:prefill,engine:{max_graph_tokens:0}},{role:decode,replicas:3,tensor_parallel_size:2}",
             "fleet.kv_transfer=by_layers",
         ),
-        ("{role:prefill,tiers:{host:{gib:100},offload:true}},{role:decode}", "block_size=32"),
-        ("{role:serve,tiers:{host:{gib:0.5},offload:true}},{role:serve,max_num_seqs:77}", "router=power_of_two"),
+        ("{role:prefill,tiers:{host:{gib:100},offload:true,rule:vllm}},{role:decode}", "block_size=32"),
+        (
+            "{role:serve,tiers:{host:{gib:0.5},offload:true,rule:vllm}},{role:serve,max_num_seqs:77}",
+            "router=power_of_two",
+        ),
     ],
 )
 def test_a_fleet_is_the_same_on_the_way_back(pools: str, more: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.vllm.import_line import translate
+from harness.config.command_lines.vllm.offloading import transfer_words
 from harness.config.command_lines.vllm.serve_line import overrides
+from harness.config.schema.tiers import HostTierConfig, TiersConfig
 from harness.engines.resolving.system import pool_of
 from harness.errors import ConfigError, TwinServeError
 from harness.measured import load_measured
@@ -137,3 +141,21 @@ def test_command_lines_are_read_as_people_paste_them(command: str, version: str 
     assert isinstance(made.engine, SimEngine)
     assert (made.model.name, made.max_num_seqs, made.engine.vllm_version) == ("Qwen/Qwen3-8B", 7, version)
     assert [note for note in found.notes if "--swap-space" in note and "of earlier versions" in note]
+
+
+def test_kv_in_host_memory_is_read_and_written() -> None:
+    extra = {"cpu_bytes_to_use": 2**31, "block_size": 64, "eviction_policy": "lru"}
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    for flags, gib, chunk in (
+        (("--kv-offloading-size", 20, "--kv-offloading-backend", "native"), 20, 1),
+        (("--kv-transfer-config", json.dumps(connector)), 2, 4),
+    ):
+        wanted = {"tiers=vllm", f"tiers.host.gib={gib}.0", *([f"tiers.chunk_blocks={chunk}"] if chunk > 1 else [])}
+        tiers = TiersConfig(offload=True, rule="vllm", chunk_blocks=chunk, host=HostTierConfig(gib=gib))
+        written = transfer_words(tiers, None)
+        for words in (flags, written):
+            found = translate(f"{SERVE} {shlex.join(map(str, words))}").overrides
+            assert {each for each in found if each.startswith("tiers")} == wanted
+    extra["eviction_policy"] = "arc"
+    with pytest.raises(ConfigError, match="eviction_policy: not simulated"):
+        translate(f"{SERVE} --kv-transfer-config '{json.dumps(connector)}'")

@@ -163,7 +163,7 @@ def test_ranks_stages_and_one_side_of_a_hand_over() -> None:
     [
         ("vllm serve Qwen/Qwen3-30B-A3B -dp 2", "--data-parallel-size 2: ranks that share the experts"),
         (f"{SERVE} --data-parallel-size many", "--data-parallel-size many: must be a number"),
-        (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: no JSON object"),
+        (f"{SERVE} --kv-transfer-config '[1]'", "--kv-transfer-config: must be a JSON object"),
         (f"{SERVE} --kv-transfer-config.kv_connector LMCacheConnectorV1", "'LMCacheConnectorV1' is not simulated"),
         (f"{SERVE} --enable-lora", "--enable-lora"),
         (f"{SERVE} --all2all-backend pplx", "--all2all-backend pplx: not simulated"),

@@ -1,0 +1,81 @@
+"""Admissions where KV may come from the host: vLLM's loop over its waiting requests."""
+
+from __future__ import annotations
+
+from engine.core.admission.need import Need
+from engine.core.admission.skipping_queue import SkippingQueue
+from engine.core.kv.prefix_match import PrefixMatch
+from engine.core.kv.tier import HOST
+from engine.core.offloading.connector import Connector
+from engine.core.plan import StepDraft
+from engine.core.planning.asking import Wait
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.sequence import Sequence
+
+
+def admit_or_load(planner: StepPlanner, draft: StepDraft, budget: int) -> None:
+    """Admit within `budget` tokens; who finds KV on the host gets blocks for it and waits, without a seat, until it is
+    there. Who waits for something else is passed over."""
+    waiting, connector = planner.waiting, planner.blocks.connector
+    assert isinstance(waiting, SkippingQueue) and connector is not None
+    while budget > 0 and len(waiting) and (free_seats := planner.admission.free_seats) > 0:
+        found = _find(planner, connector, waiting.head)
+        if found is None:
+            waiting.skip()
+            continue
+        match, num_loaded = found
+        need = Need(waiting.head, budget, planner.admission.look)
+        num_reserved = _num_reserved(planner, connector) if num_loaded and connector.rules.reserves else 0
+        planner.admission.needs.fill(need, match, num_loaded, num_reserved)
+        state = planner.admission.state(draft.now, budget, planner.limits.cuts_prompts, free_seats)
+        answer = planner.admission.admit(need, state)
+        if isinstance(answer, Wait):
+            break
+        if num_loaded:
+            _load(planner, connector, waiting.head, match, num_loaded)
+            waiting.skip()
+            continue
+        planner.start(draft, waiting.pop(), match, answer.num_tokens)
+        connector.admit(draft.admitted[-1])
+        budget -= answer.num_tokens
+    waiting.end_pass()
+
+
+def _find(planner: StepPlanner, connector: Connector, sequence: Sequence) -> tuple[PrefixMatch, int] | None:
+    """What a waiting sequence has or finds on the device, and how many tokens after that on the host; None if it has to
+    wait for transfers."""
+    blocks = planner.blocks
+    if connector.is_loading(sequence):
+        if not connector.has_landed(sequence):
+            return None
+        _land(planner, sequence)
+        return PrefixMatch([], sequence.num_computed_tokens, 0, False, len(sequence.block_table)), 0
+    match = blocks.match(sequence)
+    hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
+    num_loaded = connector.look(sequence, hashes, match.num_cached_tokens)
+    return None if num_loaded is None else (match, num_loaded)
+
+
+def _land(planner: StepPlanner, sequence: Sequence) -> None:
+    """What a sequence has loaded can be found; of a prompt that is there as a whole, the last token is computed."""
+    if sequence.has_content:
+        planner.blocks.register(sequence, sequence.num_computed_tokens)
+    if sequence.num_computed_tokens == sequence.num_tokens:
+        sequence.set_computed(sequence.num_tokens - 1)
+
+
+def _num_reserved(planner: StepPlanner, connector: Connector) -> int:
+    """Blocks that admitted prompts, and those who load, still need."""
+    blocks = planner.blocks
+    sequences = [*planner.running.prefilling, *connector.loading]
+    return sum(max(0, blocks.blocks_for(s.num_tokens) - len(s.block_table)) for s in sequences)
+
+
+def _load(planner: StepPlanner, connector: Connector, sequence: Sequence, match: PrefixMatch, num_loaded: int) -> None:
+    blocks, num_local = planner.blocks, match.num_cached_tokens
+    blocks.admit(sequence, match, num_local + num_loaded)
+    sequence.set_computed(num_local + num_loaded)
+    if not sequence.num_preemptions:
+        sequence.cached_by_tier = {HOST: min(num_loaded, sequence.num_tokens - 1 - num_local)}
+    hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
+    connector.begin_load(sequence, hashes, num_local)

@@ -1,0 +1,169 @@
+"""KV that is stored on the host as it is computed, and loaded for who waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.offloading.host_cache import HostCache
+from engine.core.offloading.recency import RECENCIES, RecencyRule
+from engine.core.offloading.rules import OffloadingRules
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
+from engine.core.sequence import Request, Sequence
+from simulator.versions.vllm_versions import vllm_version
+
+VERSIONS = ("0.19", "0.27", "0.33")
+
+
+def scheduler_of(version: str, num_blocks: int = 8, chunk_blocks: int = 1) -> Scheduler:
+    """With blocks of two tokens, and a host for 30 of them."""
+    found = vllm_version(version)
+    options = SchedulerOptions(
+        policy="admission_order", watermark=0.0, allocation="chunk", full_hit="recompute_block", victim="last",
+        eviction=found.eviction, options=found.options,
+    )  # fmt: skip
+    rules = OffloadingRules(chunk_blocks, **found.offloading)
+    return make_scheduler(
+        options, num_blocks=num_blocks, block_size=2, max_num_seqs=2, max_num_batched_tokens=16,
+        num_host_blocks=30, offload=OffloadOptions(rules=rules),
+    )  # fmt: skip
+
+
+def request(number: int, tokens: list[int], num_outputs: int = 1) -> Request:
+    return Request(number, len(tokens), num_outputs, arrival_time=number, token_ids=[*tokens])
+
+
+class Course:
+    """Steps of a scheduler whose transfers end when `land` says so.
+
+    Attributes:
+        waiting: jobs that were asked for and have not ended.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.waiting: dict[int, tuple[int, bool, int]] = {}
+        self._ended: list[Sequence] = []
+
+    def step(self) -> dict[int, tuple[int, int]] | None:
+        """Who computes how many tokens from where; None if there is nothing to compute."""
+        plan = self.scheduler.schedule(0)
+        assert self.scheduler.storing is not None
+        orders = self.scheduler.storing.take_orders()
+        for job in orders.jobs:
+            self.waiting[job.number] = job.sequence.request_id, job.is_store, len(job.blocks)
+        self._ended += orders.ended
+        if plan is not None:
+            for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.prefills if chunk.is_last)]:
+                assert sequence.token_ids is not None
+                sequence.token_ids.append(1)
+            self.scheduler.commit(plan, 0)
+        self.scheduler.check_integrity()
+        return None if plan is None else {c.sequence.request_id: (c.start, c.num_tokens) for c in plan.prefills}
+
+    def land(self) -> None:
+        """All jobs are done."""
+        self.scheduler.report([*self.waiting], self._ended)
+        self.waiting.clear()
+        self._ended.clear()
+
+    def drain(self) -> None:
+        """Until nobody is left and nothing is under way."""
+        for _ in range(20):
+            self.step()
+            self.land()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_the_device_has_lost_is_loaded_without_a_seat(version: str) -> None:
+    course = Course(scheduler_of(version))
+    scheduler, prompt = course.scheduler, [*range(10, 20)]
+    scheduler.add(request(0, prompt))
+    course.drain()
+    for number in (1, 2):  # takes all blocks of the device
+        scheduler.add(request(number, [*range(30 * number, 30 * number + 15)]))
+        course.drain()
+    scheduler.add(request(3, prompt))
+    scheduler.add(request(4, [7]))
+    assert course.step() == {4: (0, 1)}, "who waits for the host lets others pass"
+    assert (
+        course.waiting.popitem()[1] == (3, False, 5) if version == "0.19" else (3, False, 5) in course.waiting.values()
+    )
+    assert scheduler.num_running == 0 and scheduler.num_waiting == 1 and scheduler.blocks.num_used_blocks() >= 5
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_prompt_that_is_there_as_a_whole_computes_its_last_token(version: str) -> None:
+    course = Course(scheduler_of(version))
+    scheduler, prompt = course.scheduler, [*range(10, 20)]
+    for number, tokens in enumerate((prompt, [*range(30, 45)], [*range(60, 75)], prompt)):
+        scheduler.add(request(number, tokens))
+        if number < 3:
+            course.drain()
+    assert course.step() is None, "it is loaded first"
+    course.land()
+    assert course.step() == {3: (9, 1)}
+
+
+def test_blocks_are_held_until_they_are_stored_in_0_19_only() -> None:
+    for version in VERSIONS:
+        course = Course(scheduler_of(version))
+        course.scheduler.add(request(0, [*range(10, 20)]))
+        course.step()
+        course.step()
+        held = course.scheduler.blocks.num_used_blocks()
+        assert held == (5 if version == "0.19" else 0), version
+        course.land()
+        assert course.scheduler.blocks.num_used_blocks() == 0
+
+
+def test_who_is_given_a_block_that_is_being_stored_waits_for_that() -> None:
+    course = Course(scheduler_of("0.33"))
+    course.scheduler.add(request(0, [*range(10, 25)]))
+    course.step()
+    course.scheduler.add(request(1, [*range(50, 65)]))
+    plan = course.scheduler.schedule(0)
+    assert plan is not None and course.scheduler.storing is not None
+    orders = course.scheduler.storing.take_orders()
+    assert orders.flushed == {*course.waiting}, "the only job reads all that the second is given"
+
+
+def test_a_chunk_is_stored_and_found_as_one() -> None:
+    course = Course(scheduler_of("0.33", chunk_blocks=3))
+    course.scheduler.add(request(0, [*range(10, 25)]))
+    course.step()
+    assert [*course.waiting.values()] == [(0, True, 6)], "of seven full blocks, two chunks"
+
+
+@pytest.mark.parametrize("rule", RECENCIES)
+def test_a_chunk_that_is_read_or_written_is_not_evicted(rule: RecencyRule) -> None:
+    cache = HostCache(2, rule)
+    (first,), (second,) = (request(number, [1]).sequences for number in (0, 1))
+    store = cache.begin_write({11: 0, 12: 1}, first)
+    assert store is not None and store.places == [0, 1]
+    assert cache.begin_write({13: 0}, second) is None, "both are being written"
+    cache.end_write([11, 12])
+    assert cache.begin_read({11: 0}, second) == [0]
+    again = cache.begin_write({13: 0}, second)
+    assert again is not None and again.places == [1], "the place of the other one"
+    cache.end_read([11])
+    cache.end_write([13])
+    cache.check_integrity()
+    assert 11 in cache and 12 not in cache and cache.is_readable(13)
+
+
+def test_what_was_of_use_last_stays() -> None:
+    evicted = {}
+    for rule in RECENCIES:
+        cache = HostCache(3, rule)
+        (first,), (second,), (third,) = (request(number, [1]).sequences for number in range(3))
+        cache.begin_write({1: 0, 2: 1}, first)
+        cache.begin_write({3: 0}, second)
+        cache.end_write([3])
+        cache.end_write([1, 2])
+        cache.touch([3])
+        cache.end(second)
+        cache.begin_write({4: 0}, third)
+        (evicted[rule],) = {1, 2, 3} - {chunk for chunk in (1, 2, 3) if chunk in cache}
+    assert evicted == {"stored": 1, "idle": 1, "request": 2}, "of a request, the last chunk goes first in 0.33"
