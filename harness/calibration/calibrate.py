@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from harness.calibration.minimisation import Fit, minimise
+from harness.calibration.minimisation import Fit, Residuals, minimise
 from harness.calibration.objective import Misfit, make_objective
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, LatencyFrom, Part
@@ -55,7 +56,9 @@ def calibrate(config: RunConfig, output_dir: Path, loads: Sequence[int] = ()) ->
         print_line(console, f"! {warning}", "yellow")
     limit = config.calibration.max_evaluations
     with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
-        fit = minimise(_with_prior(objective.misfit, _known(system, config.calibration)), constants, limit, report)
+        known = _known(system, config.calibration)
+        residuals = None if objective.residuals is None else _with_distances(objective.residuals, known)
+        fit = minimise(_with_prior(objective.misfit, known), constants, limit, report, residuals)
     start = {name: constant.default for name, constant in constants.items()}
     before = objective.misfit(start)
     after = objective.misfit(fit.values)
@@ -157,11 +160,16 @@ def _with_prior(misfit: Misfit, known: Mapping[str, Constant]) -> Misfit:
     So a constant that the run hardly determines stays near its default.
     """
 
-    def penalised(constants: Mapping[str, float]) -> float:
-        distances = [(value - known[name].default) / known[name].width for name, value in constants.items()]
-        return math.hypot(misfit(constants), *(_PRIOR * distance for distance in distances))
+    return lambda constants: math.hypot(misfit(constants), *_distances(constants, known))
 
-    return penalised
+
+def _with_distances(residuals: Residuals, known: Mapping[str, Constant]) -> Residuals:
+    """The vector whose norm is that of `_with_prior`."""
+    return lambda constants: np.concatenate([residuals(constants), _distances(constants, known)])
+
+
+def _distances(constants: Mapping[str, float], known: Mapping[str, Constant]) -> list[float]:
+    return [_PRIOR * (value - known[name].default) / known[name].width for name, value in constants.items()]
 
 
 @contextmanager

@@ -4,6 +4,9 @@ The statistics of a simulation are a jagged function of its constants, with seve
 simplex stops too early. So the search first evaluates points spread over the box and starts a simplex at each of the
 best of them; then it restarts around the best point so far with edges of other lengths and directions. Points outside
 the box are mirrored at its limits; a simplex whose points were moved to the limit would lose a dimension.
+
+Where the objective is the norm of a vector, Gauss-Newton steps from the defaults come first: of five constants
+they find in 40 evaluations what simplices did not in 400.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+from scipy.optimize import lsq_linear, minimize
 from scipy.stats.qmc import Halton
 
 from harness.results.tables import Floats
@@ -23,7 +26,13 @@ _LOOKS = 8  # points per constant that are evaluated first
 _STARTS = 4  # of these points, how many of the best start a simplex
 _EDGES = (0.1, 0.04, 0.1, 0.01)  # lengths of the edges of the first simplices, in the unit cube
 _SIZE = 2e-3  # a simplex is done when it has shrunk to this fraction of its first size
+_DIFFERENCE = 0.1  # for slopes, in widths: the jumps of percentiles are smaller than what that changes
+_DAMPINGS = (1e-4, 1e-2, 1e-1)  # of Gauss-Newton steps, one after the other until one lowers the objective
+_NO_WIDTH = 0.1  # of a range stand for the width of a constant that has none
 _GAIN = 1e-3  # the search ends when a round over all edges lowers the objective by less than this fraction
+
+
+Residuals = Callable[[Mapping[str, float]], Floats]
 
 
 class Fit(NamedTuple):
@@ -40,8 +49,10 @@ def minimise(
     constants: Mapping[str, Constant],
     max_evaluations: int,
     progress: Callable[[int, float], None],
+    residuals: Residuals | None = None,
 ) -> Fit:
-    """Minimise `objective` over the constants, from their defaults, within their limits.
+    """Minimise `objective` over the constants, from their defaults, within their limits; `residuals` is a vector whose
+    norm it is.
 
     `progress` is called after each evaluation with the number of evaluations and the lowest value so far.
     """
@@ -51,20 +62,34 @@ def minimise(
     seen: list[float] = []
     best: tuple[float, Floats] = (np.inf, start)
 
-    def evaluate(point: Floats) -> float:
+    def note(given: Floats, value: float) -> None:
         nonlocal best
+        seen.append(value)
+        if len(seen) == 1 or value < best[0]:
+            best = value, given
+        progress(len(seen), best[0])
+
+    def at(given: Floats) -> Floats:
+        assert residuals is not None
+        found = residuals(dict(zip(names, given.tolist(), strict=True)))
+        note(given, float(np.linalg.norm(found)))
+        return found
+
+    def evaluate(point: Floats) -> float:
         # the first point is the defaults themselves, without the rounding of the mapping to the cube and back
         given = start if not seen else low + _mirrored(point) ** _POWER * (high - low)
-        seen.append(objective(dict(zip(names, given.tolist(), strict=True))))
-        if len(seen) == 1 or seen[-1] < best[0]:
-            best = seen[-1], given
-        progress(len(seen), best[0])
+        note(given, objective(dict(zip(names, given.tolist(), strict=True))))
         return seen[-1]
 
     def best_point() -> Floats:
         return ((best[1] - low) / (high - low)).clip(0, 1) ** (1 / _POWER)  # a default may lie outside the limits
 
-    looks = [best_point(), *Halton(len(names), rng=0).random(_LOOKS * len(names))][:max_evaluations]
+    if residuals is not None:
+        given_widths = np.array([constants[name].width for name in names])
+        widths = np.where(np.isinf(given_widths), _NO_WIDTH * (high - low), given_widths)
+        _approach(at, start, widths, (low, high), max_evaluations)
+    looks = [best_point(), *Halton(len(names), rng=0).random(_LOOKS * len(names))]
+    looks = looks[: max_evaluations - len(seen)]
     values = [evaluate(point) for point in looks]
     for i in np.argsort(values, kind="stable")[:_STARTS]:
         _descend(evaluate, looks[i], _EDGES[0], max_evaluations - len(seen))
@@ -74,6 +99,33 @@ def minimise(
         for i, edge in enumerate(_EDGES):
             _descend(evaluate, best_point(), edge if i % 2 == 0 else -edge, max_evaluations - len(seen))
     return Fit(dict(zip(names, best[1].tolist(), strict=True)), best[0], seen[0], len(seen))
+
+
+def _approach(
+    residuals: Callable[[Floats], Floats], start: Floats, widths: Floats, limits: tuple[Floats, Floats], most: int
+) -> None:
+    """Gauss-Newton steps from `start` within the limits, with at most so many evaluations, until none is a gain."""
+    point, found, left = start, residuals(start), most - 1
+    low, high = limits
+    while left > len(start):
+        slopes = np.empty((len(found), len(start)))
+        for i, width in enumerate(widths):
+            step = _DIFFERENCE if point[i] + _DIFFERENCE * width <= high[i] else -_DIFFERENCE
+            other = point.copy()
+            other[i] += step * width
+            slopes[:, i] = (residuals(other) - found) / step
+        left -= len(start)
+        for damping in _DAMPINGS[:left]:
+            damped = np.vstack([slopes, np.sqrt(damping) * np.eye(len(start))])
+            reach = (low - point) / widths - 1e-9, (high - point) / widths + 1e-9
+            move = lsq_linear(damped, np.concatenate([-found, np.zeros(len(start))]), reach).x
+            other = (point + move * widths).clip(low, high)
+            new, left = residuals(other), left - 1
+            if new @ new < (1 - _GAIN) * (found @ found):
+                point, found = other, new
+                break
+        else:
+            return
 
 
 def _mirrored(point: Floats) -> Floats:

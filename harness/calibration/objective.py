@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from harness.calibration.minimisation import Residuals
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import Part
 from harness.engines.resolving.system import resolve
@@ -22,6 +23,7 @@ from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
+from harness.results.tables import Floats
 from harness.validation.error_statistics import part_of, statistics
 from harness.validation.simulated_run import priced_at_medians, simulated_requests
 from harness.validation.step_errors import StepReplay, replay_steps
@@ -44,6 +46,7 @@ class Objective(NamedTuple):
     Attributes:
         what: the error in words.
         misfit: the error as a function of the fitted constants.
+        residuals: a vector whose norm the misfit is; None where it is none of a few parts.
         errors: its parts by name, as relative errors: of each statistic, or of the steps of each kind.
         num_steps: number of steps over which the error is taken; None where it is not taken over steps.
         warnings: what the user must know.
@@ -54,6 +57,7 @@ class Objective(NamedTuple):
     errors: Errors
     num_steps: int | None = None
     warnings: tuple[str, ...] = ()
+    residuals: Residuals | None = None
 
 
 def make_objective(config: RunConfig, system: System, run: MeasuredRun, loads: Sequence[int] = ()) -> Objective:
@@ -73,12 +77,15 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun, loads: S
     def errors(constants: Mapping[str, float]) -> dict[str, float]:
         return errors_of_statistics(*latencies(constants))
 
-    def misfit(constants: Mapping[str, float]) -> float:
+    def residuals(constants: Mapping[str, float]) -> Floats:
         found = of_loads(*latencies(constants), loads) if loads else list(errors(constants).values())
-        return float(np.sqrt(np.mean(np.square(found))))
+        return np.array(found) / np.sqrt(len(found))
+
+    def misfit(constants: Mapping[str, float]) -> float:
+        return float(np.linalg.norm(residuals(constants)))
 
     of_each = " of each load" if loads else ""
-    return Objective(f"RMS relative error of TTFT, TPOT, E2EL statistics{of_each}", misfit, errors)
+    return Objective(f"RMS relative error of TTFT, TPOT, E2EL statistics{of_each}", misfit, errors, residuals=residuals)
 
 
 def of_loads(measured: pd.DataFrame, simulated: pd.DataFrame, loads: Sequence[int]) -> list[float]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from harness.calibration.minimisation import Fit, minimise
+from harness.results.tables import Floats
 from simulator.costs.constants import Constant
 
 
@@ -66,3 +68,20 @@ def test_a_default_below_its_limit_is_tried_first_and_left_for_the_limits() -> N
     found = minimise(objective, {"a": Constant(0.03, 0.05, 1.0)}, 60, lambda count, best: None)
     assert tried[0] == 0.03 and all(0.05 <= value <= 1 for value in tried[1:])
     assert found.values == {"a": 0.03} and min(tried[1:]) == pytest.approx(0.05)
+
+
+def test_the_norm_of_a_vector_is_minimised_in_few_steps_within_the_limits() -> None:
+    """As of constants that stand for each other in part: time of a step, times for a token and for a sequence."""
+    sizes, tried = np.array([[1.0, n, n**1.5] for n in range(1, 12)]), []
+
+    def residuals(values: Mapping[str, float]) -> Floats:
+        tried.append(values)
+        return sizes @ list(values.values()) / (sizes @ [4.0, 0.5, 0.0]) - 1
+
+    constants = {"a": Constant(0.0, 0.0, 10.0, 2.0), "b": Constant(1.0, 0.1, 10.0), "c": Constant(0.0, 0.0, 2.0, 0.2)}
+    found = minimise(
+        lambda values: float(np.linalg.norm(residuals(values))), constants, 40, lambda count, best: None, residuals
+    )
+    assert found.objective < 1e-2 and found.values["a"] == pytest.approx(4, rel=0.1)
+    assert found.num_evaluations == len(tried) <= 40 and tried[0] == {"a": 0.0, "b": 1.0, "c": 0.0}
+    assert all(constants[name].low <= value <= constants[name].high for each in tried for name, value in each.items())

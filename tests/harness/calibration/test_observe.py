@@ -27,7 +27,7 @@ PROFILED = (
     *PLAIN, "max_num_batched_tokens=512", "max_num_seqs=16",
 )  # fmt: skip
 TRUTH = {
-    "kernel_factor": 1.4, "step_overhead_us": 900.0, "sequence_overhead_us": 300.0, "front_end_ms": 12.0,
+    "kernel_factor": 1.4, "step_overhead_us": 900.0, "sequence_overhead_us": 100.0, "front_end_ms": 12.0,
     "front_end_token_us": 30.0,
 }  # fmt: skip
 SHORT = [
