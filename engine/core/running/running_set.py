@@ -193,8 +193,8 @@ class RunningSet:
             return
         del self.sequences[sequence]
         self._blocks.connector.give_way(sequence)
-        self._blocks.drop(sequence)
         self._waiting.on_release(sequence)
+        self._blocks.drop(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""

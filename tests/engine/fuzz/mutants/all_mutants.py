@@ -56,7 +56,7 @@ MUTANTS = [
            "contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts", "contexts[1:])"),
     Mutant("a late one is not taken out", "running/progress.py", "{**dict.fromkeys(flight.late, 0), **stopped}",
            "stopped"),
-    Mutant("padding has no blocks", "planning/step_planner.py", "num_held = sequence.num_tokens + need.padding",
+    Mutant("padding has no blocks", "planning/step_planner.py", "num_held = sequence.num_tokens + padding",
            "pass", ("--policy", "admission_order")),
     Mutant("blocks set aside are lost", "planning/rationing.py", "    planner.put_back(aside)\n", ""),
     # -- the running set ----------------------------------------------------------------------------------------------
