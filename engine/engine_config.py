@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from engine.core.kv.reservation import FORESEEING, Contiguous
-from engine.core.kv.tier import TierEviction
+from engine.core.kv.tiers.tier import TierEviction
 from engine.core.scheduler_options import (
     OffloadOptions,
     SchedulerOptions,

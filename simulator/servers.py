@@ -8,7 +8,7 @@ from functools import partial
 from math import gcd
 
 from engine.core.decodes.uniform import uniform_decodes
-from engine.core.kv.shared_store import SharedStore
+from engine.core.kv.tiers.shared_store import SharedStore
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core.kv.shared_store import SharedStore
-from engine.core.kv.tier import TierEviction
+from engine.core.kv.tiers.shared_store import SharedStore
+from engine.core.kv.tiers.tier import TierEviction
 from engine.core.scheduler_options import OffloadOptions
 from simulator.models.kv_pool import KVPool
 from simulator.transfers import Link, StoreLink, TierLinks

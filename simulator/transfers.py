@@ -6,8 +6,8 @@ import heapq
 from collections import abc
 from typing import Protocol
 
-from engine.core.kv.shared_store import STORE, SharedStore
-from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
+from engine.core.kv.tiers.shared_store import STORE, SharedStore
+from engine.core.kv.tiers.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 from simulator.arrivals import NEVER

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.core.kv.tier import Transfer
+from engine.core.kv.tiers.tier import Transfer
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
 

@@ -10,11 +10,11 @@ from engine.core.decodes.interface import MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.kv.radix import RadixManager
 from engine.core.kv.reservation import Contiguous
 from engine.core.kv.stateful import StatefulManager
-from engine.core.kv.stored import StoredManager
-from engine.core.kv.tier import HOST, Tier
+from engine.core.kv.tiers.tier import HOST, Tier
+from engine.core.kv.trees.radix import RadixManager
+from engine.core.kv.trees.stored import StoredManager
 from engine.core.offloading.connector import Connector
 from engine.core.offloading.host_cache import HostCache
 from engine.core.planning.policy_options import read_options

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from struct import Struct
 
-from engine.core.kv.shared_store import STORE
-from engine.core.kv.tier import DISK, HOST
+from engine.core.kv.tiers.shared_store import STORE
+from engine.core.kv.tiers.tier import DISK, HOST
 from engine.core.sequence import Request
 from harness.record.request_times import UNSET
 

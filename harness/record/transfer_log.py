@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE, DISK
+from engine.core.kv.tiers.tier import DEVICE, DISK
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 from simulator.table import constant

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
+from engine.core.kv.tiers.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions

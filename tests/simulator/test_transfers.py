@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE, HOST
+from engine.core.kv.tiers.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions

@@ -12,7 +12,7 @@ from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
-from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
+from engine.core.kv.tiers.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.offloading.connector import Connector
 from engine.core.sequence import Sequence
 

@@ -6,7 +6,7 @@ from itertools import repeat
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.kv.tier import DEVICE, Transfer
+from engine.core.kv.tiers.tier import DEVICE, Transfer
 from engine.core.sequence import Sequence
 
 

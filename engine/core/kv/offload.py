@@ -21,8 +21,8 @@ from typing import NamedTuple
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import Hit, PrefixMatch
-from engine.core.kv.shared_store import SharedStore, StoreSight
-from engine.core.kv.tier import DEVICE, Tier, Transfer
+from engine.core.kv.tiers.shared_store import SharedStore, StoreSight
+from engine.core.kv.tiers.tier import DEVICE, Tier, Transfer
 from engine.core.sequence import Sequence
 
 

@@ -6,8 +6,8 @@ from collections import Counter, abc
 from functools import partial
 from typing import NamedTuple
 
-from engine.core.kv.shared_store import StoreSight
-from engine.core.kv.tier import Tier
+from engine.core.kv.tiers.shared_store import StoreSight
+from engine.core.kv.tiers.tier import Tier
 from engine.core.sequence import Sequence
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.core.admission.need import Need
 from engine.core.admission.skipping_queue import SkippingQueue
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.kv.tier import HOST
+from engine.core.kv.tiers.tier import HOST
 from engine.core.offloading.connector import Connector
 from engine.core.plan import StepDraft
 from engine.core.planning.asking import Wait

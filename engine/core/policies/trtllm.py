@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from engine.core.admission.need import Need
 from engine.core.admission.waiting_queue import QueueOrder
-from engine.core.kv.stored import StoredManager
+from engine.core.kv.trees.stored import StoredManager
 from engine.core.plan import StepDraft
 from engine.core.planning.asking import WAIT, WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
 from engine.core.planning.policy import BasePolicy

@@ -17,7 +17,7 @@ from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import land
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
-from engine.core.kv.tier import Transfer
+from engine.core.kv.tiers.tier import Transfer
 from engine.core.running.preemption import Keeps, give_up_blocks
 from engine.core.sequence import FINISHED, PREFILLING, Sequence, SequenceStatus
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.kv.radix import RadixManager
+from engine.core.kv.trees.radix import RadixManager
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from engine.core.kv.radix import RadixManager
+from engine.core.kv.trees.radix import RadixManager
 from engine.core.sequence import Sequence
 
 MOST_NEW_TOKENS = 4096  # of a request that are reckoned with

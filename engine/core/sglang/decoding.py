@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.kv.radix import RadixManager
+from engine.core.kv.trees.radix import RadixManager
 from engine.core.plan import StepDraft
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.sequence import Sequence

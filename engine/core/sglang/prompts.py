@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.core.kv.radix import RadixManager
+from engine.core.kv.trees.radix import RadixManager
 from engine.core.plan import StepDraft
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.sequence import Sequence

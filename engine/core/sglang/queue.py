@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 from engine.core.admission.waiting_queue import WaitingQueue, by_arrival
 from engine.core.hashing import chain_hash
-from engine.core.kv.radix import RadixManager
+from engine.core.kv.trees.radix import RadixManager
 from engine.core.sequence import Sequence
 from engine.core.sglang.budget import max_new_tokens
 

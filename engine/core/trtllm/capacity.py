@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.kv.stored import StoredManager
+from engine.core.kv.trees.stored import StoredManager
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.sequence import Sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.core.kv.stored import StoredManager
+from engine.core.kv.trees.stored import StoredManager
 from engine.core.plan import StepDraft
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.sequence import Sequence

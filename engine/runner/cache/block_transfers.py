@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tiers.tier import DEVICE
 from engine.runner.inputs.transfer_inputs import TransferInputs, TransferRun
 
 Waited = list[tuple[Any, Any]]

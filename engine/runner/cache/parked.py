@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc, deque
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tiers.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 

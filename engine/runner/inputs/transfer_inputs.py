@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from engine.core.kv.tier import DEVICE, Transfer
+from engine.core.kv.tiers.tier import DEVICE, Transfer
 from engine.core.plan import StepPlan
 from engine.runner.inputs.arrays import columns
 from engine.runner.inputs.sampling_inputs import Array

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.core.kv.tier import TierEviction
+from engine.core.kv.tiers.tier import TierEviction
 from harness.config.schema.base import ConfigModel, within
 from harness.config.schema.system import EngineConfig, SchedulerConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tiers.tier import DEVICE
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError, SequenceStatus
 from tests.engine.core.builders import chunks, ids, make, run, step

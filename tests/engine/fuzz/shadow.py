@@ -7,7 +7,7 @@ import random
 from collections import Counter, abc
 
 from engine.core.flight import Verified
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tiers.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence
 from tests.engine.fuzz.fuzz_options import APART

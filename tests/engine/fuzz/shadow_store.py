@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import abc
 from typing import NamedTuple
 
-from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
+from engine.core.kv.tiers.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence, SequenceStatus
 from tests.engine.fuzz.workload import Course, Place, Workload

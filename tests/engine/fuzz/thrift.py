@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.core.kv.tier import DEVICE, HOST, Tier
+from engine.core.kv.tiers.tier import DEVICE, HOST, Tier
 from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.step_planner import Cut
 from engine.core.scheduler import Scheduler

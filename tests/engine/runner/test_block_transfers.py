@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.core.kv.tier import DEVICE, HOST, Transfer  # noqa: E402
+from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.runner.cache.block_transfers import BlockTransfers, CudaStream, Inline, Waited  # noqa: E402

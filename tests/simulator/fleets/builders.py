@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tiers.tier import DEVICE
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.routing.router import BaseRouter, ServerView
 from engine.core.scheduler import Scheduler

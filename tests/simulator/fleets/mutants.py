@@ -36,7 +36,8 @@ class FleetMutant(NamedTuple):
 
 ROUTING, GATEWAY, DESK = "engine/core/routing", "simulator/fleets/gateway.py", "simulator/fleets/desk.py"
 DRIVERS = "simulator/drivers"
-ROSTER, STORE, OFFLOAD = "simulator/fleets/roster.py", "engine/core/kv/shared_store.py", "engine/core/kv/offload.py"
+ROSTER, STORE = "simulator/fleets/roster.py", "engine/core/kv/tiers/shared_store.py"
+OFFLOAD = "engine/core/kv/offload.py"
 HANDOVER, RUNNING = "simulator/fleets/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),

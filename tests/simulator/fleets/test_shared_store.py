@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.core.kv.shared_store import STORE, SharedStore
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tiers.shared_store import STORE, SharedStore
+from engine.core.kv.tiers.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.routing.random import DrawOptions, Random
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions

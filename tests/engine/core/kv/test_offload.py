@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.kv.prefix_index import Content
-from engine.core.kv.tier import DEVICE, DISK, HOST, Tier, Transfer
+from engine.core.kv.tiers.tier import DEVICE, DISK, HOST, Tier, Transfer
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler

@@ -7,7 +7,7 @@ import pytest
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.eviction import Eviction
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.kv.tier import DEVICE, Transfer
+from engine.core.kv.tiers.tier import DEVICE, Transfer
 from engine.core.sequence import Request
 from tests.engine.core.builders import bare_sequence, chunks, make, run, sequences
 from tests.policies import ON_ANY_POOL

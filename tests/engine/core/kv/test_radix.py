@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.hashing import extend_hashes
-from engine.core.kv.radix_tree import Node, RadixTree
+from engine.core.kv.trees.radix_tree import Node, RadixTree
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.sequence import Request

@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.core.kv.offload import Offload
 from engine.core.kv.prefix_match import NO_MATCH, Hit
-from engine.core.kv.shared_store import STORE, SharedStore, StoreSight
-from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
+from engine.core.kv.tiers.shared_store import STORE, SharedStore, StoreSight
+from engine.core.kv.tiers.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Request
 from simulator.transfers import StoreLink, TierLinks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.kv.tier import DEVICE, HOST, Tier
+from engine.core.kv.tiers.tier import DEVICE, HOST, Tier
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, SequenceStatus

@@ -7,16 +7,16 @@ from tests.engine.fuzz.mutants.mutant import Mutant
 _ONLY = ("--policy", "trtllm")
 
 TRTLLM_MUTANTS = [
-    Mutant("a stored block that is taken can still be found", "kv/stored.py",
+    Mutant("a stored block that is taken can still be found", "kv/trees/stored.py",
            "            self._forget(block)\n", "", _ONLY),
-    Mutant("what follows a block that is taken can still be found", "kv/stored.py",
+    Mutant("what follows a block that is taken can still be found", "kv/trees/stored.py",
            "            hashes += self._after.pop(each, ())\n", "            self._after.pop(each, ())\n", _ONLY),
-    Mutant("a free block that is held stays in the queue", "kv/stored.py",
+    Mutant("a free block that is held stays in the queue", "kv/trees/stored.py",
            "                del self._queue[block]\n            self._references[block] += 1",
            "                pass\n            self._references[block] += 1", _ONLY),
-    Mutant("a prompt is cached to its last token", "kv/stored.py",
+    Mutant("a prompt is cached to its last token", "kv/trees/stored.py",
            "sequence, sequence.num_tokens - 1))", "sequence, sequence.num_tokens))", _ONLY),
-    Mutant("free stored blocks cost a newcomer nothing", "kv/stored.py",
+    Mutant("free stored blocks cost a newcomer nothing", "kv/trees/stored.py",
            "return len(match.blocks) - match.num_revived", "return len(match.blocks)", _ONLY),
     Mutant("nobody is paused", "trtllm/capacity.py",
            "            if last is None:\n", "            if True:\n", _ONLY),

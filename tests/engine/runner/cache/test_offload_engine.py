@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from engine.api.llm_engine import LLMEngine  # noqa: E402
 from engine.api.step_report import StepReport  # noqa: E402
-from engine.core.kv.tier import DEVICE, HOST  # noqa: E402
+from engine.core.kv.tiers.tier import DEVICE, HOST  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.sequence import Request, SequenceStatus  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
-from engine.core.kv.radix_tree import Node, RadixTree
-from engine.core.kv.tier import Transfer
+from engine.core.kv.tiers.tier import Transfer
+from engine.core.kv.trees.radix_tree import Node, RadixTree
 from engine.core.sequence import FINISHED, Sequence
 
 

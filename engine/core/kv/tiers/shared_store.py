@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from engine.core.kv.prefix_index import Content
-from engine.core.kv.tier import Tier, TierEviction, Transfer
+from engine.core.kv.tiers.tier import Tier, TierEviction, Transfer
 
 STORE = "store"
 

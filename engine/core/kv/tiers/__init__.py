@@ -1,0 +1,1 @@
+"""Memory behind the device."""

@@ -1,0 +1,1 @@
+"""Prefix caches that are trees: those of SGLang and of TensorRT-LLM."""
