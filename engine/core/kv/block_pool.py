@@ -25,43 +25,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from functools import lru_cache
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
-from engine.core.kv.pool import Evict
-
-
-class _Segment:
-    """Blocks that were freed together; `hashes[offset + i]` is the hash of `blocks[i]`, or all are unhashed.
-
-    The hashes are the sequence's own list: a copy for every release would take longer than all else here.
-    """
-
-    __slots__ = ("blocks", "hashes", "offset")
-
-    def __init__(self, blocks: list[int], hashes: list[int], offset: int) -> None:
-        self.blocks = blocks
-        self.hashes = hashes
-        self.offset = offset
-
-    def bring_back(self, blocks: list[int]) -> None:
-        """Take these hashed blocks out of the segment; they are in the order that they have there."""
-        count = len(blocks)
-        if self.blocks[:count] == blocks:
-            del self.blocks[:count]
-            self.offset += count
-            return
-        is_left = [*map(set(self.blocks).difference(blocks).__contains__, self.blocks)]
-        self.hashes = [*compress(self.hashes[self.offset :], is_left)]
-        self.blocks = [*compress(self.blocks, is_left)]
-        self.offset = 0
-
-
-@lru_cache(maxsize=1)
-def _ids(num_blocks: int) -> tuple[int, ...]:
-    """The ids of all blocks, the last first: the same objects for all servers, so that caches hold them once."""
-    return tuple(range(num_blocks - 1, -1, -1))
+from engine.core.kv.pool import Evict, all_ids
+from engine.core.kv.segment import Segment
 
 
 class BlockPool:
@@ -85,9 +53,9 @@ class BlockPool:
         self.num_extra_references = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
-        self._free = [*_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
-        self._queue: OrderedDict[_Segment, None] = OrderedDict()
-        self._segment_of: list[_Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
+        self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
+        self._queue: OrderedDict[Segment, None] = OrderedDict()
+        self._segment_of: list[Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
         self._shared: dict[int, int] = {}  # references beyond the first
 
     @property
@@ -186,7 +154,7 @@ class BlockPool:
             if found is None:
                 self._share(hits)
                 continue
-            segment: _Segment = found
+            segment: Segment = found
             for block in hits:
                 segment_of[block] = None
             self.num_free -= len(hits)
@@ -217,7 +185,7 @@ class BlockPool:
         private = table[max(num_hashed, num_kept) :]
         if private:
             if self.has_one_queue:
-                self._queue[_Segment(private, [], 0)] = None
+                self._queue[Segment(private, [], 0)] = None
             else:
                 private.reverse()
                 self._free += private
@@ -259,7 +227,7 @@ class BlockPool:
         return leading + [block for block in ids[num_leading:] if block in shared]
 
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
-        segment = _Segment(blocks, hashes, offset)
+        segment = Segment(blocks, hashes, offset)
         self._queue[segment] = None
         self._num_cached += len(blocks)
         segment_of = self._segment_of
@@ -277,7 +245,7 @@ class BlockPool:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
         return self._dequeue_from(next(iter(self._queue)), count)
 
-    def _dequeue_from(self, segment: _Segment, count: int) -> list[int]:
+    def _dequeue_from(self, segment: Segment, count: int) -> list[int]:
         queued, segment_of = segment.blocks, self._segment_of
         blocks = queued[-count:]
         del queued[-count:]

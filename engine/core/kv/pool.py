@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 Evict = Callable[[list[int], list[int]], None]
 """Is called with blocks that are taken and the hashes under which their content could be found."""
+
+
+@lru_cache(maxsize=1)
+def all_ids(num_blocks: int) -> tuple[int, ...]:
+    """The ids of all blocks, the last first: the same objects for all servers, so that caches hold them once."""
+    return tuple(range(num_blocks - 1, -1, -1))
 
 
 class Pool(Protocol):

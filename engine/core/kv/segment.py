@@ -1,0 +1,31 @@
+"""Free blocks that keep their order: those that one release has freed (`block_pool.py`)."""
+
+from __future__ import annotations
+
+from itertools import compress
+
+
+class Segment:
+    """Blocks that were freed together; `hashes[offset + i]` is the hash of `blocks[i]`, or all are unhashed.
+
+    The hashes are the sequence's own list: a copy for every release would take longer than all else here.
+    """
+
+    __slots__ = ("blocks", "hashes", "offset")
+
+    def __init__(self, blocks: list[int], hashes: list[int], offset: int) -> None:
+        self.blocks = blocks
+        self.hashes = hashes
+        self.offset = offset
+
+    def bring_back(self, blocks: list[int]) -> None:
+        """Take these hashed blocks out of the segment; they are in the order that they have there."""
+        count = len(blocks)
+        if self.blocks[:count] == blocks:
+            del self.blocks[:count]
+            self.offset += count
+            return
+        is_left = [*map(set(self.blocks).difference(blocks).__contains__, self.blocks)]
+        self.hashes = [*compress(self.hashes[self.offset :], is_left)]
+        self.blocks = [*compress(self.blocks, is_left)]
+        self.offset = 0
