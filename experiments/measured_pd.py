@@ -42,7 +42,7 @@ SYSTEM = (
     "max_num_seqs=1024", "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8",
     "fleet.decode.replicas=2", "fleet.decode.tensor_parallel_size=4", "router=weighted_score",
     "router.options.precise=true",
-    "router.view_delay_ms=50", "router.view_of_steps=true", "router.renders=true", "arrival=trace", "engine.vllm_version=0.27.1",
+    "router.view_delay_ms=50", "router.renders=true", "arrival=trace", "engine.vllm_version=0.27.1",
 )  # fmt: skip
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}

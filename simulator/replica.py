@@ -54,8 +54,6 @@ class Replica:
         source: where requests come from; set before the first is due.
         on_finish: told of each request that ends, and when.
         on_first_token: told of each request that has its first token; None for nobody.
-        on_statistics: called when vLLM would send its statistics: with the outputs of a step, and where nothing was
-            planned ahead of its end, once more when the next step has been planned; None for nobody.
         on_change: called when a request is submitted or a transfer of another server ends earlier than what was known;
             a driver's.
         is_stopping: nothing is planned any more.
@@ -88,7 +86,6 @@ class Replica:
         self.source = Source()
         self.on_finish: Callable[[Request, int], None] = lambda request, now_ns: None
         self.on_first_token: Callable[[Request], None] | None = None
-        self.on_statistics: Callable[[], None] | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self.reach = NEVER
@@ -98,7 +95,6 @@ class Replica:
         self._transfers = transfers or NoTransfers()
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
-        self._is_empty_ahead = False  # vLLM runs a step of nothing after the one that has ended
 
     # -- what a router may ask ------------------------------------------------------------------------------------
 
@@ -173,12 +169,7 @@ class Replica:
         """The next plan of a lane, of all that has arrived by now; None if there is nothing to do yet."""
         if self.source.next_ns <= now or self._inbox or self._transfers.next_ns <= now:
             self.take_in(now)
-        plan = self.scheduler.schedule(now, lane)
-        if self._is_empty_ahead:
-            self._is_empty_ahead = False
-            if self.on_statistics is not None:
-                self.on_statistics()
-        return plan
+        return self.scheduler.schedule(now, lane)
 
     def price(self, plan: StepPlan, now: int) -> int | Run:
         """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
@@ -276,9 +267,6 @@ class Replica:
         for request in outcome.finished:
             self.on_finish(request, end)
             request.forget_sequences()
-        if self.on_statistics is not None:
-            self.on_statistics()
-            self._is_empty_ahead = scheduler.plans_ahead and planned is None
         return planned, end
 
     def _steps_foreseen(self, start: int, first: int) -> int:

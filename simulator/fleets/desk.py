@@ -25,7 +25,6 @@ class Server(Protocol):
     scheduler: Scheduler
     compress: bool
     on_first_token: Callable[[Request], None] | None
-    on_statistics: Callable[[], None] | None
 
     @property
     def observer(self) -> Refusals: ...
@@ -50,8 +49,7 @@ class View(Counted):
     """A server as the router sees it.
 
     The gateway's own accounts are exact: requests and tokens under way, and the prompts that it has sent. What the
-    server tells is as it was when its metrics were last read, or as it is where nobody reads them; after `watch_steps`
-    what is read is what the server last sent with the outputs of a step.
+    server tells is as it was when its metrics were last read, or as it is where nobody reads them.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class View(Counted):
         self._replica = replica
         self._clock = clock
         self._metrics: Metrics | None = None
-        self._sent: Metrics | None = None  # with the outputs of the last step
         blocks = replica.scheduler.blocks
         self.num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
@@ -84,8 +81,6 @@ class View(Counted):
         self.num_requests = self.num_tokens = 0
         if self._uncached is not None:
             self.watch_prompts()
-        if self._sent is not None:
-            self.watch_steps()
         if self._estimate is not None:
             self._estimate = PrefixEstimate(self._num_known)
         if self._coming is not None:
@@ -96,20 +91,10 @@ class View(Counted):
         self._uncached = UncachedPrompts()
         self._replica.on_first_token = self._uncached.settle
 
-    def watch_steps(self) -> None:
-        """Know from now on what the server sends with each step; what arrives while a step runs is no part of it."""
-        self._sent = Metrics(0, 0, self.num_blocks)
-        self._replica.compress = False  # within a run of steps nobody knows what is sent
-        self._replica.on_statistics = self._note_statistics
-
-    def _note_statistics(self) -> None:
-        scheduler = self._replica.scheduler
-        self._sent = Metrics(scheduler.num_waiting, scheduler.num_running, scheduler.blocks.num_free_blocks)
-
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
         self._metrics = None
-        self._metrics = self._sent or Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
+        self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
 
     @property
     def num_uncached_tokens(self) -> int:
