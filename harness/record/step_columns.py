@@ -66,7 +66,7 @@ def step_columns(logs: Sequence[StepLog]) -> dict[str, Any]:
     num_steps = plans["num_steps"].to_numpy()
     plan = np.repeat(np.arange(len(plans)), num_steps)  # the plan of each step
     first = np.cumsum(num_steps) - num_steps  # the first step of each plan
-    growth = _joined([_moved(log.growth, start) for log, start in zip(logs, first_plans[:-1], strict=True)])
+    growth = _renumbered([log.growth for log in logs], first_plans)
     gains = np.zeros(len(durations), dtype=np.int64)
     gains[first[growth[:, 0]] + growth[:, 1]] = growth[:, 2]
     gained = _since_first(np.cumsum(gains), first, plan)
@@ -94,7 +94,7 @@ def step_columns(logs: Sequence[StepLog]) -> dict[str, Any]:
     del start_ns, gains
     for column in plans.columns[2:-2]:
         steps[column] = _spread(plans[column].to_numpy(), plan)
-    drafts = _joined([_moved(log.drafts, start) for log, start in zip(logs, first_steps[:-1], strict=True)])
+    drafts = _renumbered([log.drafts for log in logs], first_steps)
     drafting = place[drafts[:, 0]]
     padding = ahead * steps["num_padding_tokens"]  # of ended sequences, as steps after the first have no prompts
     tokens = ahead * steps["num_decode_seqs"]
@@ -116,7 +116,7 @@ def step_columns(logs: Sequence[StepLog]) -> dict[str, Any]:
     for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
         if steps[column].any():
             steps[column][ahead > 0] = 0
-    transfers = _joined([_moved(log.transfers, start) for log, start in zip(logs, first_plans[:-1], strict=True)])
+    transfers = _renumbered([log.transfers for log in logs], first_plans)
     steps |= transfer_columns(transfers, place[first], len(durations))
     waits = steps.pop("wait_ns")
     steps["transfer_time"] = waits * NS if waits.any() else constant(0.0, len(durations))
@@ -131,9 +131,14 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _moved(rows: NDArray[np.int64], start: int) -> NDArray[np.int64]:
-    """Rows whose first column counts from 0 for the plan or step with the number `start`."""
-    return rows + np.array([start] + [0] * (rows.shape[1] - 1)) if start and len(rows) else rows
+def _renumbered(parts: Sequence[NDArray[np.int64]], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows of all servers; the first column, which counts a server's plans or steps from 0, goes on from the start
+    of each server."""
+    moved = [
+        rows + np.array([start] + [0] * (rows.shape[1] - 1)) if start and len(rows) else rows
+        for rows, start in zip(parts, starts[:-1], strict=True)
+    ]
+    return _joined(moved)
 
 
 def _since_first(totals: NDArray[np.int64], first: NDArray[np.int64], plan: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -43,7 +43,6 @@ class StepPlanner(GivingWay):
         longest: int,
     ) -> None:
         super().__init__(blocks, waiting, running, preemption)
-        self.blocks = blocks
         self.limits = self._limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self.longest = longest
@@ -69,7 +68,7 @@ class StepPlanner(GivingWay):
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
-        running, blocks = self.running, self._blocks
+        running, blocks = self.running, self.blocks
         if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
             while (shortage := self.num_blocks_due() - blocks.num_free_blocks) > 0:
                 if not self.reclaim(shortage):
@@ -93,7 +92,7 @@ class StepPlanner(GivingWay):
         if running.forked:
             draft.transfers += running.unshare()
         draft.num_decodes = len(decodes.sequences)
-        growth = decodes.grow(0, self._blocks)
+        growth = decodes.grow(0, self.blocks)
         if growth.blocks:
             draft.growth.append(growth)
         if decodes.findable:
@@ -171,28 +170,28 @@ class StepPlanner(GivingWay):
         end = start + num_tokens
         draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
         if sequence.has_content:
-            self._blocks.announce(sequence, end)
+            self.blocks.announce(sequence, end)
 
     def set_aside(self, num_blocks: int) -> list[int]:
         """Take blocks for one that is served, before the next victim frees its own; `put_back` before they are used."""
-        return self._blocks.take(num_blocks) if num_blocks else []
+        return self.blocks.take(num_blocks) if num_blocks else []
 
     def put_back(self, aside: list[int]) -> None:
         if aside:
-            self._blocks.pool.give_back(aside)
+            self.blocks.pool.give_back(aside)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
-        return sequence in self.running.forked and self._blocks.must_copy(sequence)
+        return sequence in self.running.forked and self.blocks.must_copy(sequence)
 
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that a cut prompt lacks to compute its next `num_tokens` tokens."""
         held = len(sequence.block_table)
-        return max(0, self._blocks.blocks_for(sequence.num_computed_tokens + num_tokens) - held)
+        return max(0, self.blocks.blocks_for(sequence.num_computed_tokens + num_tokens) - held)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a cut prompt the blocks of its next `num_tokens` tokens; they must be free."""
-        self._blocks.extend(sequence, sequence.num_computed_tokens + num_tokens)
+        self.blocks.extend(sequence, sequence.num_computed_tokens + num_tokens)
 
     def _register_in_order(self, ahead: int, chunks: abc.Mapping[Sequence, int]) -> None:
         """Register what decodes and `chunks` fill, in order of admission: of equal blocks the first one is found."""
@@ -203,7 +202,7 @@ class StepPlanner(GivingWay):
         filled |= {s: s.num_computed_tokens + num_tokens for s, num_tokens in chunks.items() if s.has_content}
         for sequence in running.sequences:
             if sequence in filled:
-                self._blocks.announce(sequence, filled[sequence])
+                self.blocks.announce(sequence, filled[sequence])
 
     def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
         """Whether one more prompt chunk, padded with those of the draft, would bring the step over a limit."""
@@ -218,13 +217,13 @@ class StepPlanner(GivingWay):
 
         False if it had to give way itself.
         """
-        num_missing = self._blocks.blocks_for(num_tokens) - len(sequence.block_table)
-        while num_missing > self._blocks.num_free_blocks:
-            if self.reclaim(num_missing - self._blocks.num_free_blocks):
+        num_missing = self.blocks.blocks_for(num_tokens) - len(sequence.block_table)
+        while num_missing > self.blocks.num_free_blocks:
+            if self.reclaim(num_missing - self.blocks.num_free_blocks):
                 continue
             victim = self._preempt_one(draft, unplanned)
             del unplanned[victim]
             if victim is sequence:
                 return False
-        self._blocks.extend(sequence, num_tokens)
+        self.blocks.extend(sequence, num_tokens)
         return True

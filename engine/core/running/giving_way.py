@@ -24,21 +24,21 @@ class GivingWay:
     ) -> None:
         self.waiting = waiting
         self.running = running
-        self._blocks = blocks
+        self.blocks = blocks
         self._preemption = preemption
         self._last_victim: Sequence | None = None
 
     @property
     def num_free_blocks(self) -> int:
-        return self._blocks.num_free_blocks
+        return self.blocks.num_free_blocks
 
     def choose_victim(self) -> Sequence:
         """Whom the preemption rule would take among all running sequences of the lane."""
-        return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
+        return self._preemption.victim(reversed(self.candidates()), self._last_victim, self.blocks.pool)
 
     def spares(self, victim: Sequence) -> bool:
         """Whether nobody gets the blocks of `victim` now, as loads could overwrite what the step under way writes."""
-        connector = self._blocks.connector
+        connector = self.blocks.connector
         return connector is not None and connector.rules.spares_busy and self.running.is_under_way(victim)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
@@ -48,7 +48,7 @@ class GivingWay:
             self.running.release_early(victim)
             return
         self._last_victim = victim
-        draft.transfers += self.running.preempt(victim, self._preemption.kept_by(victim, self._blocks))
+        draft.transfers += self.running.preempt(victim, self._preemption.kept_by(victim, self.blocks))
         draft.preempted.append(victim)
 
     def reclaim(self, num_blocks: int, spared: Sequence | None = None) -> bool:
@@ -65,7 +65,7 @@ class GivingWay:
             return False
         num_free = self.num_free_blocks + num_blocks
         while holder is not None and self.num_free_blocks < num_free:
-            give_up(self._blocks, holder, num_free - self.num_free_blocks)
+            give_up(self.blocks, holder, num_free - self.num_free_blocks)
             if not holder.block_table:
                 del self.waiting.holders[holder]
             holder = self.waiting.last_holder(spared)
@@ -79,12 +79,12 @@ class GivingWay:
         """
         if self.running.sequences or not self.waiting.head_blocked:
             return False
-        num_needed = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) + self._blocks.state_blocks
+        num_needed = self.blocks.blocks_for(head.num_tokens) - len(head.block_table) + self.blocks.state_blocks
         return self.reclaim(num_needed - self.num_free_blocks, spared=head)
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
         """Take the blocks of one of `candidates`, which are in order of admission."""
-        victim = self._preemption.victim(reversed(candidates), self._last_victim, self._blocks.pool)
+        victim = self._preemption.victim(reversed(candidates), self._last_victim, self.blocks.pool)
         self.preempt(draft, victim)
         return victim
 

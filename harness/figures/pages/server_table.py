@@ -62,7 +62,7 @@ def _about(summary: Mapping[str, Any]) -> str:
 def _gpus_of(summary: Mapping[str, Any]) -> dict[int, str]:
     """What each server runs on, by its number, where servers differ."""
     return {
-        number: f"{pool['num_gpus'] // len(pool['servers'])} × {pool['device']}"
+        place: f"{pool['num_gpus'] // len(pool['servers'])} × {pool['device']}"
         for pool in summary.get("pools") or ()
-        for number in pool["servers"]
+        for place in pool["servers"]
     }

@@ -55,7 +55,7 @@ KV_MUTANTS = [
            "if False:"),
     Mutant("a chunk has no blocks", "kv/block_manager.py", "if missing > 0:", "if False:"),
     Mutant("a chunk makes its whole prompt findable", "planning/step_planner.py",
-           "self._blocks.announce(sequence, end)", "self._blocks.announce(sequence, sequence.num_tokens)"),
+           "self.blocks.announce(sequence, end)", "self.blocks.announce(sequence, sequence.num_tokens)"),
     Mutant("a revived block counts as free", "kv/block_manager.py",
            "num_held + match.num_revived + match.copy_last", "num_held + match.copy_last"),
     # -- other pools ---------------------------------------------------------------------------------------------------
