@@ -54,7 +54,7 @@ def test_the_nearest_class_with_enough_runs_is_taken(
         ),
         (
             ("model=qwen3-14b",), "all_at_once",
-            ("TTFT -", "TPOT -", "public runs of dense models with such weights on this GPU"),
+            ("TTFT ", "TPOT ", "public runs of dense models with such weights on this GPU"),
         ),
         (("scheduler=sglang",), "poisson", ("how far off SGLang was",)),
         (("device=l40s",), "poisson", ("of dense models with such weights on other GPUs",)),
