@@ -54,8 +54,7 @@ class Replica:
         source: where requests come from; set before the first is due.
         on_finish: told of each request that ends, and when.
         on_first_token: told of each request that has its first token; None for nobody.
-        on_statistics: called when vLLM would send its statistics: with the outputs of a step, and where nothing was
-            planned ahead of its end, once more when the next step has been planned; None for nobody.
+        on_statistics: called when vLLM sends its statistics (`View.watch_steps`); None for nobody.
         on_change: called when a request is submitted or a transfer of another server ends earlier than what was known;
             a driver's.
         is_stopping: nothing is planned any more.
@@ -100,8 +99,6 @@ class Replica:
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
         self._is_empty_ahead = False  # vLLM runs a step of nothing after the one that has ended
 
-    # -- what a router may ask ------------------------------------------------------------------------------------
-
     @property
     def num_waiting(self) -> int:
         return self.scheduler.num_waiting + len(self._inbox)
@@ -128,8 +125,6 @@ class Replica:
         self._inbox.clear()
         self._under_way = None
         return sorted(lost, key=lambda request: request.request_id)
-
-    # -- the loop -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:
         """Take a request that the scheduler will not refuse; it is seen when the next step is planned."""
@@ -174,10 +169,9 @@ class Replica:
         if self.source.next_ns <= now or self._inbox or self._transfers.next_ns <= now:
             self.take_in(now)
         plan = self.scheduler.schedule(now, lane)
-        if self._is_empty_ahead:
+        if self._is_empty_ahead and self.on_statistics is not None:
             self._is_empty_ahead = False
-            if self.on_statistics is not None:
-                self.on_statistics()
+            self.on_statistics()
         return plan
 
     def price(self, plan: StepPlan, now: int) -> int | Run:
@@ -210,11 +204,7 @@ class Replica:
         return self.cut(now, (durations, ends))
 
     def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> int | Run | None:
-        """The same run with more steps, where the plan goes on and no request is seen at the run's end.
-
-        Raises:
-            ImplausibleStepError: a time is beyond all reason.
-        """
+        """The same run with more steps, where the plan goes on and no request is seen at the run's end."""
         passed, end = (1, price) if isinstance(price, int) else (len(price[1]), price[1].item(-1))
         wait = self.next_event_ns() - start
         if passed == plan.horizon or not self.compress or self.is_stopping or (wait <= end and not self.plans_several):

@@ -97,7 +97,12 @@ class View(Counted):
         self._replica.on_first_token = self._uncached.settle
 
     def watch_steps(self) -> None:
-        """Know from now on what the server sends with each step; what arrives while a step runs is no part of it."""
+        """Read from now on what the server sent with the outputs of its last step, as vLLM does.
+
+        With planning ahead the step to come is planned by then, and what arrived while the last one ran is not seen yet
+        (`step_with_batch_queue` of its engine core). Where there was nothing to plan, vLLM runs a step of nothing, with
+        whose outputs it sends how things are when the step after has been planned.
+        """
         self._sent = Metrics(0, 0, self.num_blocks)
         self._replica.compress = False  # within a run of steps nobody knows what is sent
         self._replica.on_statistics = self._note_statistics
