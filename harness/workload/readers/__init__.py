@@ -20,7 +20,8 @@ from harness.config import (
 )
 from harness.config.schema.traffic.trace_files import FileTrace
 from harness.errors import ConfigError
-from harness.workload import agents, sampling
+from harness.workload import sampling
+from harness.workload.agents import agentic
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
 
@@ -101,7 +102,7 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
         case AgenticTrace():
-            return agents.agentic(config, rng)
+            return agentic(config, rng)
         case _:
             trace: Trace = _read(config, rng, with_times)
             return trace

@@ -19,7 +19,7 @@ KV_MUTANTS = [
            "                segment_of[block] = None\n            self.num_free",
            "                pass\n            self.num_free"),
     Mutant("a hit stays in its segment", "kv/block_pool.py", "            segment.bring_back(hits)\n", ""),
-    Mutant("a hit shifts the hashes of its segment", "kv/block_pool.py", "            self.offset += count\n", ""),
+    Mutant("a hit shifts the hashes of its segment", "kv/segment.py", "            self.offset += count\n", ""),
     Mutant("a hit takes the first blocks whichever they are", "kv/block_pool.py",
            "if self.blocks[:count] == blocks:", "if True:"),
     Mutant("the blocks of a run go in another order", "kv/block_pool.py", "reversed(self._dequeue(missing))",
