@@ -4,10 +4,10 @@ The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-1
 for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NIXL, blocks of 128 tokens. The router
 has the scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted.
 What the manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a
-sequence. The router reads metrics every 50 ms, as its endpoint picker does by default. A request passes vLLM's front
-end on both of its servers, and before the router chooses that of one of those for prompts, which tokenises it for the
-router (`render/multi-tier/service.yaml` of the guide). Assumed: the network's rate and latency, as in
-conf/network/rdma_400g.yaml.
+sequence. The router reads metrics every 50 ms, as its endpoint picker does by default, and reads what each server sent
+with the outputs of its last step. A request passes vLLM's front end on both of its servers, and before the router
+chooses that of one of those for prompts, which tokenises it for the router (`render/multi-tier/service.yaml` of the
+guide). Assumed: the network's rate and latency, as in conf/network/rdma_400g.yaml.
 
 `random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5 prompts
 with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to 40
@@ -41,8 +41,8 @@ SYSTEM = (
     *PLAIN, "frontend=vllm", "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128",
     "max_num_seqs=1024", "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8",
     "fleet.decode.replicas=2", "fleet.decode.tensor_parallel_size=4", "router=weighted_score",
-    "router.options.precise=true",
-    "router.view_delay_ms=50", "router.renders=true", "arrival=trace", "engine.vllm_version=0.27.1",
+    "router.options.precise=true", "router.view_delay_ms=50", "router.view_of_steps=true", "router.renders=true",
+    "arrival=trace", "engine.vllm_version=0.27.1",
 )  # fmt: skip
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}

@@ -54,6 +54,7 @@ class Replica:
         source: where requests come from; set before the first is due.
         on_finish: told of each request that ends, and when.
         on_first_token: told of each request that has its first token; None for nobody.
+        on_statistics: called when vLLM sends its statistics (`View.watch_steps`); None for nobody.
         on_change: called when a request is submitted or a transfer of another server ends earlier than what was known;
             a driver's.
         is_stopping: nothing is planned any more.
@@ -86,6 +87,7 @@ class Replica:
         self.source = Source()
         self.on_finish: Callable[[Request, int], None] = lambda request, now_ns: None
         self.on_first_token: Callable[[Request], None] | None = None
+        self.on_statistics: Callable[[], None] | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self.reach = NEVER
@@ -95,8 +97,7 @@ class Replica:
         self._transfers = transfers or NoTransfers()
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
-
-    # -- what a router may ask ------------------------------------------------------------------------------------
+        self._is_empty_ahead = False  # vLLM runs a step of nothing after the one that has ended
 
     @property
     def num_waiting(self) -> int:
@@ -124,8 +125,6 @@ class Replica:
         self._inbox.clear()
         self._under_way = None
         return sorted(lost, key=lambda request: request.request_id)
-
-    # -- the loop -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: int) -> None:
         """Take a request that the scheduler will not refuse; it is seen when the next step is planned."""
@@ -169,7 +168,11 @@ class Replica:
         """The next plan of a lane, of all that has arrived by now; None if there is nothing to do yet."""
         if self.source.next_ns <= now or self._inbox or self._transfers.next_ns <= now:
             self.take_in(now)
-        return self.scheduler.schedule(now, lane)
+        plan = self.scheduler.schedule(now, lane)
+        if self._is_empty_ahead and self.on_statistics is not None:
+            self._is_empty_ahead = False
+            self.on_statistics()
+        return plan
 
     def price(self, plan: StepPlan, now: int) -> int | Run:
         """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
@@ -201,11 +204,7 @@ class Replica:
         return self.cut(now, (durations, ends))
 
     def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> int | Run | None:
-        """The same run with more steps, where the plan goes on and no request is seen at the run's end.
-
-        Raises:
-            ImplausibleStepError: a time is beyond all reason.
-        """
+        """The same run with more steps, where the plan goes on and no request is seen at the run's end."""
         passed, end = (1, price) if isinstance(price, int) else (len(price[1]), price[1].item(-1))
         wait = self.next_event_ns() - start
         if passed == plan.horizon or not self.compress or self.is_stopping or (wait <= end and not self.plans_several):
@@ -267,6 +266,9 @@ class Replica:
         for request in outcome.finished:
             self.on_finish(request, end)
             request.forget_sequences()
+        if self.on_statistics is not None:
+            self.on_statistics()
+            self._is_empty_ahead = scheduler.plans_ahead and planned is None
         return planned, end
 
     def _steps_foreseen(self, start: int, first: int) -> int:

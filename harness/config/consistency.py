@@ -186,6 +186,8 @@ def _check_fleet(config: RunKeys) -> None:
             continue
         if getattr(config, key) > 1 and config.engine.kind != "sim":
             raise ValueError(f"{key}={getattr(config, key)}: engine={config.engine.kind} is one server; use engine=sim")
+    if config.router.view_of_steps and config.engine.kind != "sim":
+        raise ValueError(f"router.view_of_steps=true: engine={config.engine.kind} tells how it is; use engine=sim")
     if not isinstance(config.fleet, AlikeFleet):
         check_pools(config.fleet, config.replicas, config.engine, config.task, config.trace.n)
     most = min(config.model.num_layers, config.max_num_seqs)

@@ -33,6 +33,7 @@ class EngineServer:
         self.scheduler = intake.engine.scheduler
         self.compress = False
         self.on_first_token: Callable[[Request], None] | None = None
+        self.on_statistics: Callable[[], None] | None = None
         self.inbox: deque[tuple[Issued, Request]] = deque()
 
     @property

@@ -94,7 +94,7 @@ class SimulatedEngine:
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns, second)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
-            reading_ns=fleet.reading_ns, staffing=self.staffing,
+            reading_ns=fleet.reading_ns, reads_steps=fleet.reads_steps, staffing=self.staffing,
         )  # fmt: skip
 
     @property

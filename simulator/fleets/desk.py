@@ -25,6 +25,7 @@ class Server(Protocol):
     scheduler: Scheduler
     compress: bool
     on_first_token: Callable[[Request], None] | None
+    on_statistics: Callable[[], None] | None
 
     @property
     def observer(self) -> Refusals: ...
@@ -49,7 +50,8 @@ class View(Counted):
     """A server as the router sees it.
 
     The gateway's own accounts are exact: requests and tokens under way, and the prompts that it has sent. What the
-    server tells is as it was when its metrics were last read, or as it is where nobody reads them.
+    server tells is as it was when its metrics were last read, or as it is where nobody reads them; after `watch_steps`
+    what is read is what the server last sent with the outputs of a step.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class View(Counted):
         self._replica = replica
         self._clock = clock
         self._metrics: Metrics | None = None
+        self._sent: Metrics | None = None  # with the outputs of the last step
         blocks = replica.scheduler.blocks
         self.num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
@@ -81,6 +84,8 @@ class View(Counted):
         self.num_requests = self.num_tokens = 0
         if self._uncached is not None:
             self.watch_prompts()
+        if self._sent is not None:
+            self.watch_steps()
         if self._estimate is not None:
             self._estimate = PrefixEstimate(self._num_known)
         if self._coming is not None:
@@ -91,10 +96,25 @@ class View(Counted):
         self._uncached = UncachedPrompts()
         self._replica.on_first_token = self._uncached.settle
 
+    def watch_steps(self) -> None:
+        """Read from now on what the server sent with the outputs of its last step, as vLLM does.
+
+        With planning ahead the step to come is planned by then, and what arrived while the last one ran is not seen yet
+        (`step_with_batch_queue` of its engine core). Where there was nothing to plan, vLLM runs a step of nothing, with
+        whose outputs it sends how things are when the step after has been planned.
+        """
+        self._sent = Metrics(0, 0, self.num_blocks)
+        self._replica.compress = False  # within a run of steps nobody knows what is sent
+        self._replica.on_statistics = self._note_statistics
+
+    def _note_statistics(self) -> None:
+        scheduler = self._replica.scheduler
+        self._sent = Metrics(scheduler.num_waiting, scheduler.num_running, scheduler.blocks.num_free_blocks)
+
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
         self._metrics = None
-        self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
+        self._metrics = self._sent or Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
 
     @property
     def num_uncached_tokens(self) -> int:

@@ -40,6 +40,7 @@ class Fleet:
         ranks: the servers that step together.
         staffing: what changes the servers; where all serve whole requests, in one lane, without tiers.
         reading_ns: every so many ns the router reads what servers tell of themselves; 0 where it always knows.
+        reads_steps: whether it reads what they sent with the outputs of their last step, and not how they are.
         alone: whether a single replica may run without the queue.
 
     Raises:
@@ -58,6 +59,7 @@ class Fleet:
         ranks: Sequence[Ranks] = (),
         staffing: Staffing | None = None,
         reading_ns: int = 0,
+        reads_steps: bool = False,
         alone: bool = True,
     ) -> None:
         entries = replicas
@@ -87,6 +89,8 @@ class Fleet:
             decoders=decoders,
             later=self._later,
         )
+        if reads_steps:
+            self._gateway.watch_steps()
         self._timetable.source = self._gateway
 
     def run(self) -> int:

@@ -45,6 +45,7 @@ class FleetSystem:
         pools: those for decodes come last.
         rule: chooses the server of a request, or of its prompt; None for one. It keeps account of a single run.
         reading_ns: every so many ns the router reads the metrics of the servers; 0 where it always knows them.
+        reads_steps: whether these are of the end of each server's last step.
         changes: of the servers while they run; None for none.
         apart: None where each server serves whole requests.
     """
@@ -52,6 +53,7 @@ class FleetSystem:
     pools: tuple[ServerPool, ...]
     rule: Router | None = None
     reading_ns: int = 0
+    reads_steps: bool = False
     apart: Apart | None = None
     changes: Changes | None = None
 

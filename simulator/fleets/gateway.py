@@ -92,6 +92,11 @@ class Gateway(Source):
                 replica.on_finish = self._on_end(view, NEVER)
         self.next_ns = arrivals.next_ns
 
+    def watch_steps(self) -> None:
+        """Let what is read of servers be what they sent with the outputs of their last step."""
+        for view in self._desk.views + (self._decode_desk.views if self._decoders else []):
+            view.watch_steps()
+
     def read_metrics(self) -> None:
         """Read the metrics of all servers: until the next call, rules see them as they are now."""
         for view in self._desk.views + (self._decode_desk.views if self._decoders else []):

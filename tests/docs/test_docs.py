@@ -43,6 +43,7 @@ NOT_RUN = {
     "outputs/measured,outputs/simulated": "needs a measured run; tests/docs/test_compare_with_your_server.py has one",
     "trace=weka": "needs recordings of coding agents; tests/harness/workload/readers has some",
     "trace.window=[86400": "needs a trace of two days; tests/harness/workload/readers/test_columns.py has windows",
+    "trace.path=day.csv": "needs what ServeGen draws; tests/harness/workload/readers has such rows",
     "hf://": "needs the Hugging Face Hub",
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
     "tensor_parallel_size=1,2": "the same as the command after it, with more jobs",

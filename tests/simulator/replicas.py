@@ -126,6 +126,7 @@ def simulate(
     rule: Router | None = None,
     alone: bool = True,
     reading_ns: int = 0,
+    reads_steps: bool = False,
     num_prefill: int = 0,
     network: Network | None = None,
     decode_rule: Router | None = None,
@@ -141,6 +142,7 @@ def simulate(
         observer: sees what the recorders of all replicas see.
         alone: whether a single replica runs without an event queue.
         reading_ns: how often the rule reads the replicas' metrics.
+        reads_steps: whether these are of the end of the last step.
         num_prefill: so many of the schedulers, from the first on, compute prompts for the others.
         network: between these and the others.
         decode_rule, local_tokens: as of `Decoders`.
@@ -176,7 +178,15 @@ def simulate(
         replicas = replicas[split[0]]
     rule = rule or RoundRobin(NoOptions())
     Fleet(
-        arrivals, make_request, replicas, rule, decoders=decoders, ranks=ranks, alone=alone, reading_ns=reading_ns
+        arrivals,
+        make_request,
+        replicas,
+        rule,
+        decoders=decoders,
+        ranks=ranks,
+        alone=alone,
+        reading_ns=reading_ns,
+        reads_steps=reads_steps,
     ).run()
     for scheduler in schedulers:
         assert not scheduler.unfinished

@@ -54,17 +54,22 @@ class RouterConfig(RuleConfig):
     Attributes:
         view_delay_ms: the router reads what servers tell of themselves (queue, batch, free KV blocks) every so many ms;
             0: it always knows. What it has sent itself it always knows.
+        view_of_steps: what is read then is what each server sent with the outputs of its last step, as the metrics of
+            vLLM have it; in simulation only. false: how the servers are when they are read.
         renders: whether it has each prompt tokenised by the front end of one of the servers before it chooses, as
             llm-d's token-producer does where servers tell of their caches.
     """
 
     view_delay_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    view_of_steps: bool = False
     renders: bool = False
 
     @model_validator(mode="after")
     def _check_delay(self) -> "RouterConfig":
         if 0 < self.view_delay_ms < 1:
             raise ValueError(f"view_delay_ms={self.view_delay_ms}: must be 0 or >= 1")
+        if self.view_of_steps and not self.view_delay_ms:
+            raise ValueError("view_of_steps=true: needs view_delay_ms, how often servers are read")
         return self
 
 

@@ -38,7 +38,8 @@ def resolve_fleet(config: RunConfig) -> FleetSystem:
         apart = Apart(network, rule, fleet.local_prefill_tokens)
     rule = config.router.make() if servers.num_entries > 1 else None
     servers = replace(servers, changes=_changes(config))
-    return replace(servers, rule=rule, reading_ns=round(config.router.view_delay_ms * 1e6), apart=apart)
+    reading_ns = round(config.router.view_delay_ms * 1e6)
+    return replace(servers, rule=rule, reading_ns=reading_ns, reads_steps=config.router.view_of_steps, apart=apart)
 
 
 def _changes(config: RunConfig) -> Changes | None:

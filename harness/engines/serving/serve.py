@@ -69,6 +69,7 @@ def _obstacle(fleet: FleetSystem) -> str | None:
         "failures or an autoscaler": fleet.changes is not None,
         "the stages of a pipeline": any(system.pipeline_parallel_size > 1 for system in fleet.systems),
         "ranks that step together": any(system.data_parallel_size > 1 for system in fleet.systems),
+        "what servers send with their steps (router.view_of_steps)": fleet.reads_steps,
         "a store that servers share": any(system.tiers.store is not None for system in fleet.systems),
     }
     return next((name for name, is_there in obstacles.items() if is_there), None)

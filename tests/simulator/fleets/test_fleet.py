@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import abc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,8 @@ from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
 from engine.core.routing.prefix_affinity import PrefixAffinity, PrefixAffinityOptions
 from engine.core.routing.round_robin import RoundRobin
-from engine.core.routing.router import Router
+from engine.core.routing.router import Router, ServerView
+from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from tests.selection import examples
@@ -114,6 +117,34 @@ def test_what_servers_tell_is_as_old_as_the_last_reading_and_the_routers_own_acc
     # At 4 ms row 0 has had three steps and is in its second block; row 1 came at 3 ms and has had one.
     assert told[2] == told[3] == [(0, 2, 97), idle]
     assert [[view[0] for view in views] for _, _, *views in rule.seen] == [[0, 0], [1, 0], [2, 0], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("plans_ahead", "num_tokens", "told"),
+    [
+        (False, 9, [(0, 0), (0, 1), (0, 2)]),  # row 1, which comes while the first step runs, is not told at its end
+        (True, 9, [(0, 0), (0, 1), (0, 2)]),
+        (False, 1, [(0, 0), (0, 0), (0, 0)]),
+        (True, 1, [(0, 0), (0, 1), (0, 0)]),  # a step of nothing follows the first, and tells that row 1 runs
+    ],
+)
+def test_what_a_server_sends_with_its_steps_is_how_it_was_when_the_last_one_had_ended(
+    plans_ahead: bool, num_tokens: int, told: list[tuple[int, int]]
+) -> None:
+    """Steps take 10 ms. Rows 0 and 1 come to the first server at 1 and 5 ms; the others see what was read at 10, 20 and
+    30 ms of steps that ended at 11 and 21 ms."""
+
+    class Split(Nosy):
+        def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+            super().choose(request, servers)
+            return int(request.request_id > 1)
+
+    times = np.array([1, 5, 19, 29, 39]) * 1_000_000
+    trace = simple_trace([4] * 5, [num_tokens] * 2 + [1] * 3)
+    rule, servers = Split(), [make(4, num_blocks=100, async_scheduling=plans_ahead) for _ in range(2)]
+    cost = FlatCost(10_000_000)
+    simulate(trace, OpenLoop(times), servers, cost, rule=rule, reading_ns=10_000_000, reads_steps=True)
+    assert [views[0][2:4] for _, _, *views in rule.seen[2:]] == told
 
 
 def test_conversations_stay_where_their_prefix_is() -> None:
