@@ -32,8 +32,8 @@ from harness.studies.run import Write, nowhere, serve_trace
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.studies.capacity.found import FoundCapacity
     from harness.studies.comparison.compared import ComparedRuns
+    from harness.studies.found_capacity import FoundCapacity
 
 TraceLike = Union["pd.DataFrame", str, PathLike[str]]
 
@@ -132,7 +132,7 @@ def capacity(
         ConfigError, TraceError: as `run`.
     """
     from harness.studies.capacity.capacity import find  # imported late, as a run does without them
-    from harness.studies.capacity.found import FoundCapacity
+    from harness.studies.found_capacity import FoundCapacity
 
     kept = TemporaryDirectory(prefix="twinserve-") if folder is None else None
     place = Path(kept.name if kept else fspath(folder or ""))

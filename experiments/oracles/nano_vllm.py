@@ -22,10 +22,10 @@ sys.path[0] = str(ROOT)
 
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request, make_case  # noqa: E402
 from experiments.oracles.comparison import Tally, difference_from_ours, report  # noqa: E402
-from experiments.oracles.nano_engine import NanoEngine  # noqa: E402
-from experiments.oracles.nano_modules import load  # noqa: E402
 from experiments.oracles.our_options import as_nano_vllm  # noqa: E402
 from experiments.oracles.steps import Step, run  # noqa: E402
+from experiments.oracles.theirs.nano_engine import NanoEngine  # noqa: E402
+from experiments.oracles.theirs.nano_modules import load  # noqa: E402
 
 POOLS = (4000, 400, 300, 200)
 RANDOM_GROUPS = {"random": "sync", "random, stops": "sync, stops and aborts"}

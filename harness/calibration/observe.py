@@ -26,8 +26,8 @@ from harness.config import PoissonArrival, RunConfig, SimEngine
 from harness.engines.endpoint.engine import EndpointEngine
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
-from harness.measured.names import NAMES
 from harness.record.progress_bar import Terminal
+from harness.results.compared_names import NAMES
 from harness.results.stored.files import CALIBRATION, MEASURED
 from harness.results.tables import Floats
 from harness.results.terminal import print_line

@@ -19,9 +19,9 @@ import math
 
 import numpy as np
 
+from simulator.costs.cost import KnownTimes
 from simulator.costs.curve import Curve, Surface, flat
 from simulator.costs.deviation import DeviationBatch, DeviationCost
-from simulator.costs.known_times import KnownTimes
 from simulator.profile.profile import Profile
 from simulator.table import Table, groups
 

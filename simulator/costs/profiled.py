@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.attention_times import AttentionCost
-from simulator.costs.cost import step_time_ns
+from simulator.costs.cost import KnownTimes, step_time_ns
 from simulator.costs.decode_batch import DecodeBatch
-from simulator.costs.known_times import KnownTimes
 from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
 from simulator.models.model import Model
 from simulator.profile.checks import check_fits

@@ -12,8 +12,8 @@ from harness.config.schema.system import ALL_GATHER, AUTO, All2AllBackend
 from harness.engines.resolving import calibration_files
 from harness.engines.resolving.custom_cost import maker_of
 from harness.errors import ConfigError
+from simulator.device import Device
 from simulator.importers import open_profile
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile

@@ -199,7 +199,7 @@ MUTANTS = (
                 "                pass\n"),
     FleetMutant("the store comes before the host", OFFLOAD, "next((tier for tier in self.tiers if tier.holds",
                 "next((tier for tier in reversed(self.tiers) if tier.holds"),
-    FleetMutant("all loads are the store's", "simulator/transfers.py",
+    FleetMutant("all loads are the store's", "simulator/copies/transfers.py",
                 "sum(load.source_tier == STORE for load in loads)", "len(loads)"),
     FleetMutant("servers name what nobody knows alike", "engine/core/kv/kept_blocks.py",
                 "(request.request_id << 32 | request.order)", "request.order"),

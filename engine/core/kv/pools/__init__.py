@@ -1,0 +1,1 @@
+"""Blocks of the device: who holds them, and which free one goes next."""
