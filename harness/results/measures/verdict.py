@@ -3,7 +3,7 @@
 The offered load as a share of capacity (`demand`) decides, since the queue of a short run does not: it
 also grows for a while at 0.9 of capacity, and may be short at 1.1. In a long run the number of requests in the system
 overrules the estimate: it grows all the time although the load seems below capacity, or does not although above.
-`python -m experiments.verdict` measures how often verdicts are right.
+How often verdicts are right: `experiments/results/verdict.json`.
 """
 
 from __future__ import annotations
