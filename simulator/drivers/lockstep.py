@@ -76,5 +76,7 @@ class Lockstep:
         for replica, plan, tokens in zip(self._replicas, plans, num_tokens, strict=True):
             price = replica.price(plan, now) if plan else 0
             assert isinstance(price, int), "plans are of one step"
-            pace = max(pace, price, replica.cost_model.step_ns(_DUMMY) if runs and not tokens else 0)
+            if runs and not tokens:
+                price = max(price, replica.cost_model.step_ns(_DUMMY))
+            pace = max(pace, price)
         return pace + self._shared_ns([max(1, tokens) for tokens in num_tokens]) if runs else pace

@@ -135,7 +135,7 @@ MUTANTS = (
                 "(self.num_experts, self.num_used)"),
     FleetMutant("ranks are not padded alike", "simulator/costs/ranks.py", "len(num_tokens) * padded",
                 "sum(num_tokens)"),
-    FleetMutant("a plan made ahead is forgotten", f"{DRIVERS}/lockstep.py", "made or replica.plan(now)",
+    FleetMutant("a plan made ahead is forgotten", f"{DRIVERS}/lockstep.py", "plan or replica.plan(now)",
                 "replica.plan(now)"),
     FleetMutant("nothing is scattered back", "simulator/costs/ranks.py",
                 "2 * model.num_expert_layers", "model.num_expert_layers"),
