@@ -131,7 +131,7 @@ def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
 
 
 def _first(config: RunConfig, count: int) -> tuple[Trace, RunConfig]:
-    """So many requests of the trace, and the configuration that has no more of them."""
+    """The first `count` requests of the trace, and the configuration with that many requests."""
     key = "limit" if getattr(config.trace, "num_requests", None) is None else "num_requests"
     count = min(count, getattr(config.trace, "limit", None) or count)
     config = config.model_copy(update={"trace": config.trace.model_copy(update={key: count})})

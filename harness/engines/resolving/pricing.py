@@ -143,7 +143,7 @@ def _as_of_device(system: System, profile: Profile) -> Profile:
 
 
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
-    """`profile`, or where GPUs share out whole experts that of such ranks; None if those were not timed."""
+    """`profile`, or that of ranks with whole experts where GPUs share them out so; None if these were not timed."""
     ranks = system.model.num_expert_ranks
     return profile if ranks == 1 else with_whole_experts(profile, ranks, apart=system.data_parallel_size > 1)
 
