@@ -26,7 +26,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments import RESULTS, ROOT
+from experiments import RESULTS, ROOT, write_result
 from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
@@ -69,8 +69,7 @@ def main() -> None:
             print(name, end=" ", flush=True)
             stored[name] = measured(claims[name])
             print(f"{stored[name]['seconds']} s", flush=True)
-            text = json.dumps(stored, indent=1) + "\n"
-            write_whole(STORE, lambda path, text=text: path.write_text(text))  # type: ignore[misc]
+            write_result(STORE, stored)
     known = {name: claim for name, claim in claims.items() if name in stored}
     if folder:
         plot = PlotConfig(width=args.width, formats=args.formats.split(","))
