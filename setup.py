@@ -18,17 +18,17 @@ PYTHON = (
     "routing",
     "planning/policy",
     "scheduler_options",
-    "kv/reservation",
+    "kv/reserved/reservation",
     "trtllm/options",
     "sglang/options",
 )
 COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
     *(Path(f"engine/core/routing/{name}.py") for name in ("views/prefix_estimate", "draws", "views/loads")),
-    *sorted(Path("simulator/costs").glob("[!_]*.py")),
+    *sorted(Path("simulator/costs").rglob("[!_]*.py")),
     *(
         Path(f"simulator/{name}.py")
-        for name in ("arrivals", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
+        for name in ("arrivals", "nanoseconds", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
     ),
     *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "phases", "shared", "timetable")),
     *(

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from harness.config import RunConfig, parse
-from harness.config.composing.quoting import quoted
+from harness.config.quoting import quoted
 from harness.config.targets import import_targets
 from harness.engines.availability import check_engine
 from harness.errors import ConfigError, TwinServeError

@@ -15,11 +15,11 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
 from simulator.copies.connector_links import ConnectorLinks
 from simulator.copies.transfers import NoTransfers, TransferEngine
-from simulator.costs.composed import LayerCost, StageCost
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.ranks import RankCost, by_profile, by_rates
 from simulator.costs.roofline import RooflineCost
+from simulator.costs.stage import LayerCost, StageCost
 from simulator.drivers.lockstep import Ranks
 from simulator.fleets.fleet_system import ServerPool
 from simulator.fleets.handover import Network, Port

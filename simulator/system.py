@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
 from simulator.acceptance import Speculation
 from simulator.calibration import Calibration
 from simulator.copies.tiers import Tiers
 from simulator.costs import linear
-from simulator.costs.composed import DraftingCost
 from simulator.costs.constants import Constant, profiled_constants
 from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
 from simulator.device import Device

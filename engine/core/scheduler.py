@@ -16,7 +16,7 @@ from engine.core.decodes.interface import NEVER, MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.kv.trees.radix import RadixManager
 from engine.core.plan import StepDraft, StepOutcome, StepPlan
 from engine.core.planning.plan_making import PlanMaker

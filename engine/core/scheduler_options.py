@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.core.kv.block_manager import FullHit
+from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
-from engine.core.kv.pools.eviction import Eviction
 from engine.core.kv.tiers.tier import DISK, HOST, Tier, TierEviction, Transfer
 from engine.core.offloading.rules import OffloadingRules
 from engine.core.planning.policy_options import read_options

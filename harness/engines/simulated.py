@@ -15,8 +15,8 @@ from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace, whole_numbers
 from simulator.arrivals import Arrivals
-from simulator.costs.composed import DraftingCost
 from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.fleets.fleet import Fleet
 from simulator.fleets.fleet_system import FleetSystem, ServerPool

@@ -18,7 +18,7 @@ from math import ceil
 
 from engine.core.routing.draws import draw
 from simulator.arrivals import NEVER, Arrivals, OpenLoop
-from simulator.costs.cost import nearest_ns
+from simulator.nanoseconds import nearest_ns
 from simulator.versions.front_end_times import FrontEndTimes
 
 _STEPS = 1 << 20  # of the draws

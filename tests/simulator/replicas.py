@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests

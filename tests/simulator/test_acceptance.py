@@ -17,8 +17,8 @@ from engine.core.sequence import Request, Sequence
 from engine.core.work import ChunkWork, StepWork
 from harness.workload.arrivals import OpenLoop
 from simulator.acceptance import Speculation, rates_of_length
-from simulator.costs.composed import DraftingCost
 from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from tests.selection import examples
 from tests.simulator.builders import cost
 from tests.simulator.replicas import ROOFLINE, FlatCost, assert_same, simulate, simulate_case

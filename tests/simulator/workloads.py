@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.kv.pools.eviction import Eviction
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.eviction import Eviction
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler

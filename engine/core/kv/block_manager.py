@@ -6,10 +6,10 @@ from collections import abc
 from typing import ClassVar, Literal
 
 from engine.core.hashing import token_bytes
+from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
 from engine.core.kv.offload import Offload
-from engine.core.kv.pools.eviction import Eviction, RankedPool, make_pool
-from engine.core.kv.pools.pool import Pool
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
 from engine.core.kv.tiers.tier import DEVICE, HOST, Tier, Transfer

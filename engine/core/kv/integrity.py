@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.core.kv.pools.eviction import RankedPool
-from engine.core.kv.pools.pool import Pool
+from engine.core.kv.eviction import RankedPool
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import PrefixIndex
 from engine.core.sequence import Sequence
 

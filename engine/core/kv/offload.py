@@ -18,7 +18,7 @@ from collections import Counter, abc
 from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
-from engine.core.kv.pools.pool import Pool
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import Hit, PrefixMatch
 from engine.core.kv.tiers.shared_store import SharedStore, StoreSight

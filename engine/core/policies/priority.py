@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.core.admission.need import Need
 from engine.core.admission.waiting_queue import QueueOrder
-from engine.core.kv.pools.pool import Pool
+from engine.core.kv.pool import Pool
 from engine.core.plan import StepDraft
 from engine.core.planning.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
 from engine.core.planning.displacement import make_way

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import keep_prefix, name_content, num_shared_tokens
 from engine.core.kv.lower_tiers import can_swap_out, swap_out
-from engine.core.kv.pools.pool import Pool
+from engine.core.kv.pool import Pool
 from engine.core.kv.tiers.tier import Transfer
 from engine.core.sequence import Sequence
 

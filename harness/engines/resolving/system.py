@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import KVDtype
 from harness.config import DeviceConfig, ModelConfig, RunConfig, SimEngine

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.work import StepWork
-from simulator.costs.composed import DraftingCost
-from simulator.costs.cost import CostModel, nearest_ns
+from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
+from simulator.nanoseconds import nearest_ns
 from tests.selection import examples
 from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, resized, with_tables, work
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.pools.eviction import Eviction
+from engine.core.kv.eviction import Eviction
 from engine.core.sequence import Sequence
 from tests.engine.core.builders import bare_sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.pools.eviction import Eviction
+from engine.core.kv.eviction import Eviction
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tiers.tier import DEVICE, Transfer
 from engine.core.sequence import Request

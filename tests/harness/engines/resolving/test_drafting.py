@@ -11,7 +11,7 @@ from harness.config import parse
 from harness.engines.resolving.drafting import accepted_length
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
-from simulator.costs.composed import DraftingCost
+from simulator.costs.drafting import DraftingCost
 from simulator.system import System
 from tests.harness.builders import composed
 

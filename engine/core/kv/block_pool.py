@@ -28,8 +28,8 @@ from collections import Counter, OrderedDict
 from itertools import chain
 from typing import Any
 
-from engine.core.kv.pools.pool import Evict, all_ids
-from engine.core.kv.pools.segment import Segment
+from engine.core.kv.pool import Evict, all_ids
+from engine.core.kv.segment import Segment
 
 
 class BlockPool:

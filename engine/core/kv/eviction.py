@@ -11,8 +11,8 @@ import heapq
 from collections import Counter
 from typing import Literal
 
-from engine.core.kv.pools.block_pool import BlockPool
-from engine.core.kv.pools.pool import Evict, Pool
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.pool import Evict, Pool
 
 Eviction = Literal["unhashed_first", "lru", "fifo", "lfu", "radix", "stored"]
 

@@ -1,1 +1,0 @@
-"""Blocks of the device: who holds them, and which free one goes next."""
