@@ -18,14 +18,14 @@ PYTHON = (
     "routing",
     "planning/policy",
     "scheduler_options",
-    "kv/reservation",
+    "kv/reserved/reservation",
     "trtllm/options",
     "sglang/options",
 )
 COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
-    *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws", "loads")),
-    *sorted(Path("simulator/costs").glob("[!_]*.py")),
+    *(Path(f"engine/core/routing/{name}.py") for name in ("views/prefix_estimate", "draws", "views/loads")),
+    *sorted(Path("simulator/costs").rglob("[!_]*.py")),
     *(
         Path(f"simulator/{name}.py")
         for name in ("arrivals", "nanoseconds", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")

@@ -19,9 +19,9 @@ from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER, Source
+from simulator.copies.transfers import NoTransfers, TransferEngine
 from simulator.costs.cost import FEW_STEPS, CostModel
 from simulator.observer import Observer
-from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
 _LONGEST_RUN_NS = 1 << 61

@@ -5,7 +5,7 @@
 The times of a profile are medians. Of decode steps a profile also tells by what factor their mean exceeds their median,
 and decode steps are priced at their mean, which is what latencies add up; steps with prompts are long, and their means
 hardly differ from their medians. Tokens are padded to the profile's buckets where the engine replays CUDA graphs. Sizes
-between measured points are interpolated (`simulator.costs.curve`), attention as `simulator.costs.attention_times` says;
+between measured points are interpolated (`curves/curve.py`), attention as `curves/attention_times.py` says;
 an all-reduce of the embedding and two per layer carry tokens·hidden_size elements each. A few constants stand for times
 that a profile of kernels cannot show.
 
@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.attention_times import AttentionCost
 from simulator.costs.cost import step_time_ns
+from simulator.costs.curves.attention_times import AttentionCost
+from simulator.costs.curves.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
 from simulator.costs.decode_batch import DecodeBatch
 from simulator.costs.known_times import KnownTimes
-from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
 from simulator.models.model import Model
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import Profile

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from engine.core.work import StepWork
 from simulator.costs.cost import FEW_STEPS, step_time_ns
 from simulator.costs.known_times import KnownTimes
+from simulator.device import Device
 from simulator.models.block import Block, Weights, num_hit
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, Arithmetic, Quantization
 

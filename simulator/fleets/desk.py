@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.core.routing.loads import Counted, UncachedPrompts
-from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
+from engine.core.routing.views.loads import Counted, UncachedPrompts
+from engine.core.routing.views.prefix_estimate import PrefixEstimate
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 

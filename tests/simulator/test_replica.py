@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.core.kv.reservation import Contiguous, Fit, Reserve
+from engine.core.kv.reserved.reservation import Contiguous, Fit, Reserve
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler_making import make_scheduler

@@ -18,7 +18,7 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Sequence
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
-from simulator.transfers import TierLinks
+from simulator.copies.transfers import TierLinks
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace

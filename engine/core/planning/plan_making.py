@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.asking import Admission
 from engine.core.planning.horizon import decode_horizon

@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from engine.core.hashing import extend_hashes
-from engine.core.routing.loads import UncachedPrompts
-from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
+from engine.core.routing.views.loads import UncachedPrompts
+from engine.core.routing.views.prefix_estimate import PrefixEstimate
 from engine.core.sequence import Request
 from engine.server.asking import session_of
 from harness.engines.endpoint.metrics import Reading, parse

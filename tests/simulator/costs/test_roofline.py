@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import KVDtype
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.kv_pool import GIB
 from simulator.models.memory import ACCOUNTS, DeviceTooSmallError, size_kv_pool
 from simulator.models.model import Model

@@ -23,10 +23,10 @@ from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
+from simulator.copies.transfers import NoTransfers
 from simulator.costs.cost import CostModel
 from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
-from simulator.transfers import NoTransfers
 from tests.simulator.replicas import FlatCost, PlanLog
 from tests.simulator.workloads import simple_trace
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.routing.prefix_estimate import PrefixEstimate
+from engine.core.routing.views.prefix_estimate import PrefixEstimate
 
 
 @given(st.integers(0, 12), st.lists(st.text("ab", max_size=7), max_size=30))

@@ -13,8 +13,8 @@ import torch
 from engine.core.hashing import chain_hash
 from experiments.oracles.cases import STOP_TOKEN, Case, Request
 from experiments.oracles.sglang_cases import SglangOptions
-from experiments.oracles.sglang_modules import Settings
 from experiments.oracles.steps import Step
+from experiments.oracles.theirs.sglang_modules import Settings
 
 
 def set_up(sglang: SimpleNamespace, options: SglangOptions) -> None:

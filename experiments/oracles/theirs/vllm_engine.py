@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments.oracles.cases import STOP_TOKEN, Case, Options, Request
-from experiments.oracles.offloading import Workers, connector_config, make_spec
 from experiments.oracles.steps import Step
-from experiments.oracles.vllm_modules import block_hash
+from experiments.oracles.theirs.offloading import Workers, connector_config, make_spec
+from experiments.oracles.theirs.vllm_modules import block_hash
 
 
 class VllmEngine:

@@ -1,4 +1,4 @@
-"""How much a contiguous reservation takes, and of which hole (`engine.core.kv.contiguous`)."""
+"""How much a contiguous reservation takes, and of which hole (`engine.core.kv.reserved.contiguous`)."""
 
 from __future__ import annotations
 

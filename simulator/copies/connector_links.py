@@ -9,7 +9,7 @@ from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from simulator.arrivals import NEVER
-from simulator.transfers import Link
+from simulator.copies.transfers import Link
 
 
 class ConnectorLinks:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simulator.costs.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
-from simulator.costs.curve import Curve, flat, proportional
+from simulator.costs.curves.curve import Curve, flat, proportional
 from simulator.models.model import Model
 from simulator.profile.profile import Profile
 from simulator.table import Table, groups

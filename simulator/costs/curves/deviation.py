@@ -14,7 +14,7 @@ import bisect
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.costs.curve import Curve, Surface, flat
+from simulator.costs.curves.curve import Curve, Surface, flat
 from simulator.table import Table, groups
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments.board.ordinary_servers import SHAREGPT, trace_of
 from experiments.board.point import Found, Point, refusal
-from experiments.ordinary_servers import SHAREGPT, trace_of
 from harness import run
 from harness.engines.resolving.known_error import OPEN_LOOP, run_class
 from harness.engines.resolving.system import resolve

@@ -14,7 +14,7 @@ _TINY_BYTES = 3 << 20  # of the KV pool
 
 
 def measure(lab: Lab) -> Data:
-    from experiments.claims import kv_error  # imported late, as it brings torch
+    from experiments.claims.memory import kv_error  # imported late, as it brings torch
 
     errors = kv_error.measure(kv_error.tiny(), 8, 256)
     data: Data = {"h100": [], "tiny": [], "errors": errors}

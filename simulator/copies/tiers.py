@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from engine.core.kv.tiers.shared_store import SharedStore
 from engine.core.kv.tiers.tier import TierEviction
 from engine.core.scheduler_options import OffloadOptions
+from simulator.copies.transfers import Link, StoreLink, TierLinks
 from simulator.models.kv_pool import KVPool
-from simulator.transfers import Link, StoreLink, TierLinks
 
 
 @dataclass(frozen=True)

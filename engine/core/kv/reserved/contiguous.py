@@ -17,7 +17,7 @@ from collections import Counter, abc
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
-from engine.core.kv.reservation import Contiguous, Fit
+from engine.core.kv.reserved.reservation import Contiguous, Fit
 from engine.core.kv.tiers.tier import Transfer
 from engine.core.sequence import Sequence
 

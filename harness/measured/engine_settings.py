@@ -1,13 +1,18 @@
-"""Parallelism of a measured run that the simulator does not have: such a run is refused, never simulated as another."""
+"""What a measured engine's settings and logs say of its KV pool, and of parallelism that the simulator lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import MeasuredRunError
+from harness.measured.records import read_text
 
+_LINE = re.compile(r"GPU KV cache size: (\d[\d,]{0,18}) tokens")
+_BLOCKS = ("num_gpu_blocks", "num_gpu_blocks_override")
+_DEFAULT_BLOCK = 16  # tokens, of vLLM
 _DATA, _EXPERTS, _PIPELINE = "data parallelism", "expert parallelism", "pipeline parallelism"
 _SIZES = {
     "data_parallel_size": _DATA,
@@ -23,6 +28,29 @@ _SIZES = {
     "prefill_context_parallel_size": "context parallelism",
 }
 _SWITCHES = {"enable_expert_parallel": _EXPERTS, "enable_dp_attention": _DATA}
+
+
+def logged_pool(settings: Mapping[str, Any], logs: Sequence[Path]) -> int | None:
+    """Tokens that the KV pool of the run held; None if neither `settings` nor one of the `logs` tells.
+
+    Raises:
+        MeasuredRunError: logs tell different pools, or a log cannot be read.
+    """
+    block = settings.get("block_size") or _DEFAULT_BLOCK
+    for name in _BLOCKS:
+        if type(settings.get(name)) is int and type(block) is int and settings[name] > 0:
+            return int(settings[name]) * block
+    found = {}
+    for path in sorted(logs):
+        sizes = [int(size.replace(",", "")) for size in _LINE.findall(read_text(path))]
+        if sizes:
+            found[path] = min(sizes)  # a line per rank: the smallest pool serves all
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"{path.name} {size:,}" for path, size in found.items())
+        raise MeasuredRunError(
+            f"{next(iter(found)).parent}: logs of different KV pools ({told} tokens); leave one there"
+        )
+    return next(iter(found.values()), None)
 
 
 def check_parallelism(path: Path, settings: Mapping[str, Any]) -> None:

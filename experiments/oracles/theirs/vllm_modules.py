@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from experiments.oracles.offloading import OFFLOADING_MODULES, import_connector, offloading_corrections
 from experiments.oracles.stubs import Corrections, SelectiveFinder, selective_imports
+from experiments.oracles.theirs.offloading import OFFLOADING_MODULES, import_connector, offloading_corrections
 
 VERSIONS = ("0.19.0", "0.27.1", "0.33.0")
 _STOOD_IN_FOR = ("vllm", "torch", "msgspec", "prometheus_client")

@@ -11,7 +11,7 @@ guide). Assumed: the network's rate and latency, as in conf/network/rdma_400g.ya
 
 `random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5 prompts
 with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to 40
-requests/s (`experiments/inference_perf.py`). Half of the model's layers have a sliding window, and vLLM keeps what they
+requests/s (`inference_perf.py`). Half of the model's layers have a sliding window, and vLLM keeps what they
 computed of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the
 12,740 blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
 (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
@@ -27,8 +27,8 @@ import numpy as np
 import pandas as pd
 
 from experiments import PLAIN
+from experiments.board.inference_perf import Prompts, constant, shared_prefix
 from experiments.board.point import Found, Point
-from experiments.inference_perf import Prompts, constant, shared_prefix
 from harness import run
 from harness.config.pools import pools_of
 from harness.engines.resolving.known_error import APART, run_class

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from experiments.oracles.cases import STOP_TOKEN, Case, Request
 from experiments.oracles.steps import Step
-from experiments.oracles.trtllm_cache import KVCache
+from experiments.oracles.theirs.trtllm_cache import KVCache
+from experiments.oracles.theirs.trtllm_modules import CapacitySchedulerPolicy, LlmRequestState
 from experiments.oracles.trtllm_cases import TrtllmOptions
-from experiments.oracles.trtllm_modules import CapacitySchedulerPolicy, LlmRequestState
 
 State = LlmRequestState
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import PLAIN
+from experiments.board.inference_perf import Prompts, shared_prefix
 from experiments.board.point import FLEET, Found, Point
-from experiments.inference_perf import Prompts, shared_prefix
 from harness import run
 from harness.engines.resolving.known_error import run_class
 from harness.engines.resolving.system import resolve

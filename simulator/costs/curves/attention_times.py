@@ -9,7 +9,7 @@ X is the time of a mixed batch beyond D and P: a kernel that serves both is slow
 p, and is the median over all p that were measured. `reads` says how often the kernels of the device read the KV of a
 decode beside prompts (`Model.kv_reads`): decodes wait for memory. Contexts of different lengths take as long as
 if each were c = mean + gain·standard deviation. A profile may instead hold measured times of such contexts
-(`simulator.costs.deviation`).
+(`simulator.costs.curves.deviation`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 
-from simulator.costs.curve import Curve, Surface, flat
-from simulator.costs.deviation import DeviationBatch, DeviationCost
+from simulator.costs.curves.curve import Curve, Surface, flat
+from simulator.costs.curves.deviation import DeviationBatch, DeviationCost
 from simulator.costs.known_times import KnownTimes
 from simulator.profile.profile import Profile
 from simulator.table import Table, groups

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import bars, by_way, pictured
 from experiments.claims.lab import Lab
-from experiments.claims.prefix_caching import MOONCAKE
+from experiments.claims.memory.prefix_caching import MOONCAKE
 from harness.config.schema.tasks.plotting import PlotConfig
 
 _GIB = (0, 64, 256, 1024)
