@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from simulator.importers.aiconfigurator.attention import Attention
 from simulator.importers.aiconfigurator.latent_attention import launches_us
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
-from simulator.importers.aiconfigurator.rules import beside_experts
+from simulator.importers.aiconfigurator.rules import TRTLLM, beside_experts
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 from tests.simulator.builders import QWEN, WINDOWED, listed
@@ -66,6 +66,15 @@ def test_launches_are_those_of_the_layers_with_sparse_attention() -> None:
     tables: Any = Tables()
     assert launches_us(tables, listed("deepseek-v3.2"), 8, "bfloat16") == pytest.approx(100, rel=1e-3)
     assert launches_us(tables, listed("deepseek-v3"), 8, "bfloat16") == 0
+
+
+def test_tensorrt_llm_launches_layers_of_latent_attention_alike_on_gpus_that_were_not_measured() -> None:
+    h200, b200, other = (
+        launches_us(cast(Any, Tables(system, TRTLLM)), listed("deepseek-v3"), 8, "fp8")
+        for system in ("h200_sxm", "b200_sxm", "made_up")
+    )
+    assert other == h200 < b200
+    assert launches_us(cast(Any, Tables("h200_sxm", TRTLLM)), QWEN, 8, "fp8") == 0
 
 
 class SparseTables(Tables):
