@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,13 +68,10 @@ def test_launches_are_those_of_the_layers_with_sparse_attention() -> None:
     assert launches_us(tables, listed("deepseek-v3"), 8, "bfloat16") == 0
 
 
-def test_tensorrt_llm_launches_layers_of_latent_attention_alike_on_gpus_that_were_not_measured() -> None:
-    h200, b200, other = (
-        launches_us(cast(Any, Tables(system, TRTLLM)), listed("deepseek-v3"), 8, "fp8")
-        for system in ("h200_sxm", "b200_sxm", "made_up")
-    )
-    assert other == h200 < b200
-    assert launches_us(cast(Any, Tables("h200_sxm", TRTLLM)), QWEN, 8, "fp8") == 0
+def test_tensorrt_llm_launches_layers_of_latent_attention_only_at_a_cost_of_its_own() -> None:
+    tables: Any = Tables(backend=TRTLLM)
+    assert launches_us(tables, listed("deepseek-v3"), 8, "fp8") == pytest.approx(1785, rel=0.02)  # 124 - 15 ms, 61
+    assert launches_us(tables, QWEN, 8, "fp8") == 0
 
 
 class SparseTables(Tables):
