@@ -9,12 +9,6 @@ so do 2,048, for which the GPU needs 1.2. Prompts that share a step share these 
 a batch that fills a step, `_STEP` tokens or more, and the launches are a least time of a step without a CUDA graph
 (`launches_us`).
 
-**Launches by TensorRT-LLM** are not in its tables. Its issue 5929 (July 2025, v0.21.0rc2) has the time to the first
-token of DeepSeek-R1 on eight GPUs, one request of 1,600 tokens at a time: 124, 134 and 165 ms on H200 in FP8, 160, 161
-and 173 ms on B200 in FP4, by how ranks share out the experts. The kernels take less than a third of that, and the
-server's front end 15 ms as it is priced here. What is left of the least of the six, over 61 layers, is
-`_TRTLLM_LAYER_US`: the host takes no longer on that machine.
-
 **Small kernels.** Only B200's table of latent attention was taken again with the fused kernels that a server compiles
 (aiconfigurator's pull request 1423, of July 2026): 4 decodes take 43 us in it, 98 before, and 93 on B300 and 97 on
 GB200 as they stand. So B200's stands for the Blackwell systems of `_AS_B200`, whose GPUs have as many multiprocessors
@@ -48,7 +42,6 @@ from simulator.profile.profile import ProfileError
 _PRODUCTS = {"none": "bfloat16", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 _TIMED = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}  # by hidden size
 _STEP, _FEW = 8192, 64
-_TRTLLM_LAYER_US = 1800.0
 _FUSED = "b200_sxm"
 _AS_B200 = ("b300_sxm", "gb200", "gb300")
 # Tokens, and the time of norms and rotary embeddings that the module of B200 took longer before, in us.
@@ -85,10 +78,7 @@ def latent_module(
 
 
 def launches_us(database: Database, model: Model, ranks: int, stored: str) -> float:
-    """What launching the kernels of the mean layer takes: of sparse attention the least time of up to `_FEW` tokens, of
-    any latent attention by TensorRT-LLM what its servers show."""
-    if database.backend == TRTLLM and model.first(Latent):
-        return _TRTLLM_LAYER_US
+    """What launching the kernels of the mean layer's sparse attention takes: the least time of up to `_FEW` tokens."""
     of_layers = [
         count * float(prompts.loc[prompts["isl"] * prompts["batch_size"] <= _FEW, "time_us"].min())
         for count, block in model.of_kind(Latent)
