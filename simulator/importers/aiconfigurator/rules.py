@@ -37,12 +37,14 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
+from simulator.models.block import Block
 from simulator.models.latent import Latent
+from simulator.models.linear_state import GatedDeltaNet
 from simulator.models.model import Model
 
 LOGIT_BYTES = 4
 SUSTAINED = 1.1
-TRTLLM = "trtllm"
+SGLANG, TRTLLM = "sglang", "trtllm"
 _BESIDE, _NOTHING_US = 256, 1e-3
 
 
@@ -64,7 +66,6 @@ class Host(NamedTuple):
 
 
 HOST = Host(step_us=800.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=38.0)
-_TRTLLM_LAYER_US = 1800.0
 
 
 class MemoryRule(NamedTuple):
@@ -77,15 +78,23 @@ class MemoryRule(NamedTuple):
         return num_kernels * self.fixed_us + num_bytes * self.us_per_byte
 
 
-def eager_layer_us(backend: str, model: Model) -> float:
-    """`Host.eager_layer_us` of a backend.
+# By backend: the kind of attention of models whose launches were seen, and the time of a layer.
+_LAUNCHED: dict[str, tuple[type[Block], float]] = {TRTLLM: (Latent, 1800.0), SGLANG: (GatedDeltaNet, 1800.0)}
 
-    TensorRT-LLM's of latent attention is what its issue 5929 (July 2025, v0.21.0rc2) leaves for it: the first token of
-    DeepSeek-R1 on eight GPUs, one request of 1,600 tokens at a time, comes after 124, 134 and 165 ms on H200 in FP8 and
-    160, 161 and 173 ms on B200 in FP4, by how ranks share out the experts. The kernels take less than a third of that,
-    and the server's front end 15 ms as it is priced here. What is left of the least of the six is that of 61 layers.
+
+def eager_layer_us(backend: str, model: Model) -> float:
+    """`Host.eager_layer_us` of a backend: what single prompts leave for it whose kernels take far less, without the
+    server's front end as it is priced here.
+
+    TensorRT-LLM, latent attention: its issue 5929 (July 2025, v0.21.0rc2) has the first token of DeepSeek-R1 on eight
+    GPUs. It comes after 124, 134 and 165 ms on H200 in FP8, and 160, 161 and 173 ms on B200 in FP4, by how ranks share
+    out the experts; 1,600 tokens, front end 15 ms. This is the least of the six, of 61 layers.
+
+    SGLang, gated delta nets: its pull request 13081 (November 2025) has the first token of Qwen3-Next-80B on two H200
+    without graphs for prompts: 99 ms with 1,024 tokens, 102 with 2,048, front end 13 ms. 48 layers.
     """
-    return _TRTLLM_LAYER_US if backend == TRTLLM and model.first(Latent) else HOST.eager_layer_us
+    kind, time_us = _LAUNCHED.get(backend, (None, 0.0))
+    return time_us if kind is not None and model.first(kind) else HOST.eager_layer_us
 
 
 def memory_rule(rates: Mapping[str, float]) -> MemoryRule:
