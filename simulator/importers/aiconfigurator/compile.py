@@ -60,6 +60,7 @@ from simulator.importers.aiconfigurator.rules import (
     TRTLLM,
     Host,
     beside_experts,
+    eager_layer_us,
     elementwise_work,
     memory_rule,
     sampler_bytes,
@@ -128,7 +129,7 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         shape=model.sizes,
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
-        eager_step_us=max(HOST.eager_layer_us, sparse_launches) * model.num_layers,
+        eager_step_us=max(eager_layer_us(database.backend, model), sparse_launches) * model.num_layers,
         synchronous_step_us=HOST.synchronous_step_us,
         synchronous_sequence_us=HOST.synchronous_sequence_us,
         source={
