@@ -119,7 +119,7 @@ class Memory:
                 self.slots[target, offset] = self.slots.get((source, offset))
 
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
-        computed = [(sequence, start, start + num_tokens) for sequence, start, num_tokens, _ in plan.prefills]
+        computed = [(chunk.sequence, chunk.start, chunk.start + chunk.num_tokens) for chunk in plan.prefills]
         decoded = [(sequence, sequence.num_computed_tokens) for sequence in plan.decodes]
         computed += [(sequence, start, start + 1) for sequence, start in decoded]
         for part in computed:  # all is written before any of it is read
