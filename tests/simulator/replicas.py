@@ -28,6 +28,7 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.connector_links import ConnectorLinks
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
+from simulator.decode_run import Durations
 from simulator.drivers.lockstep import Ranks
 from simulator.fleets.fleet import Fleet
 from simulator.fleets.gateway import Decoders
@@ -89,7 +90,7 @@ class PlanLog:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         self.plans.append((start_ns, np.atleast_1d(np.asarray(durations_ns, np.int64))))
         assert len(self.plans[-1][1]) == plan.num_steps
         self.num_prefill_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
