@@ -28,13 +28,19 @@ COMPILED = [
     *sorted(Path("simulator/costs").rglob("[!_]*.py")),
     *(
         Path(f"simulator/{name}.py")
-        for name in ("arrivals", "nanoseconds", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
+        for name in (
+            "arrivals",
+            "decode_run",
+            "nanoseconds",
+            "fleets/desk",
+            "fleets/gateway",
+            "replica",
+            "versions/front_end",
+        )
     ),
     *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "phases", "shared", "timetable")),
-    *(
-        Path(f"harness/{name}.py")
-        for name in ("record/plan_log", "record/request_row", "record/transfer_log", "workload/content")
-    ),
+    *(Path(f"harness/record/{name}.py") for name in ("plan_log", "recorder", "request_row", "transfer_log")),
+    Path("harness/workload/content.py"),
 ]
 
 

@@ -266,7 +266,7 @@ class Scheduler:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
             drafts: what became of them, where the decodes do not know it.
         """
-        flight = self._lanes[plan.lane].flights.popleft()
+        flight = self._lanes[plan.lane].flights.pop(0)
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
         resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped, drafts)
         finished: list[Request] = []

@@ -29,6 +29,7 @@ from simulator.copies.connector_links import ConnectorLinks
 from simulator.copies.transfers import NoTransfers, TransferEngine
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
+from simulator.decode_run import Durations
 from simulator.device import Device
 from simulator.drivers.lockstep import Ranks
 from simulator.fleets.fleet import Fleet
@@ -89,7 +90,7 @@ class PlanLog:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         self.plans.append((start_ns, np.atleast_1d(np.asarray(durations_ns, np.int64))))
         assert len(self.plans[-1][1]) == plan.num_steps
         self.num_prefill_tokens += sum(chunk.num_tokens for chunk in plan.prefills)

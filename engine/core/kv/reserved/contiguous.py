@@ -16,25 +16,22 @@ from bisect import bisect_left
 from collections import Counter, abc
 
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.reserved.reservation import Contiguous, Fit
 from engine.core.kv.tiers.tier import Transfer
 from engine.core.sequence import Sequence
 
 
-class RangePool:
+class RangePool(Pool):
     """`num_blocks` blocks, taken and released as ranges of consecutive blocks.
 
     Attributes:
-        num_free: blocks that nobody holds, in all holes.
-        num_extra_references: 0, as no block is shared.
         largest: blocks of the largest hole.
     """
 
-    num_extra_references = 0
-
     def __init__(self, num_blocks: int, fit: Fit) -> None:
-        self.num_free = num_blocks
+        self._num_free = num_blocks
         self.largest = num_blocks
         self._num_blocks = num_blocks
         self._is_best = fit == "best"
@@ -42,8 +39,16 @@ class RangePool:
         self._sizes = [num_blocks]
 
     @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def num_extra_references(self) -> int:
+        return 0  # no block is shared
+
+    @property
     def num_uncached(self) -> int:
-        return self.num_free
+        return self._num_free
 
     def take_each(self, counts: list[int]) -> list[list[int]]:
         return [self.take(count) for count in counts]
@@ -64,7 +69,7 @@ class RangePool:
         else:
             self._starts[hole] += count
             sizes[hole] -= count
-        self.num_free -= count
+        self._num_free -= count
         self.largest = max(sizes, default=0)
         return list(range(start, start + count))
 
@@ -75,7 +80,7 @@ class RangePool:
         """Free the range `table`, which joins the holes beside it; no block has a hash."""
         start, size = table[0], len(table)
         starts, sizes = self._starts, self._sizes
-        self.num_free += size
+        self._num_free += size
         hole = bisect_left(starts, start)
         if hole < len(starts) and starts[hole] == start + size:
             size += sizes[hole]
@@ -118,7 +123,7 @@ class RangePool:
         assert all(size > 0 for size in self._sizes), "an empty hole is kept"
         ends = [start + size for start, size in holes]
         assert all(end < start for end, start in zip(ends, self._starts[1:], strict=False)), "two holes are one"
-        assert self.num_free == len(free) and self.largest == max(self._sizes, default=0), "holes are miscounted"
+        assert self._num_free == len(free) and self.largest == max(self._sizes, default=0), "holes are miscounted"
         return {}
 
 

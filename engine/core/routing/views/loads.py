@@ -24,11 +24,12 @@ class Counted:
 
 def least_busy(servers: abc.Sequence[ServerView]) -> int:
     """The server with the fewest requests that have not ended; of several with as few, the first."""
-    least, fewest = 0, servers[0].num_requests
+    least = fewest = 0
     for place, server in enumerate(servers):
-        # The same in both cases, but where this is compiled, the number of the first is read by its place.
-        count = server.num_requests if isinstance(server, Counted) else server.num_requests
-        if count < fewest:
+        if not isinstance(server, Counted):
+            return min(range(len(servers)), key=lambda each: servers[each].num_requests)
+        count = server.num_requests  # where this is compiled, it is read by its place
+        if not place or count < fewest:
             least, fewest = place, count
     return least
 

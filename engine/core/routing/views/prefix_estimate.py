@@ -12,7 +12,7 @@ So blocks are kept in a tree of runs, and a prompt costs as many steps as it has
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, abc
+from collections import OrderedDict
 
 
 class _Run:
@@ -41,17 +41,19 @@ class PrefixEstimate:
     def __len__(self) -> int:
         return self._size
 
-    def num_hits(self, hashes: abc.Sequence[int]) -> int:
-        """How many of the leading blocks of a prompt are there."""
-        return self._walk(hashes)[1]
+    def num_hits(self, hashes: list[int], num_blocks: int) -> int:
+        """How many of the leading blocks of a prompt are there, whose full blocks are the first `num_blocks` of
+        `hashes`, or all."""
+        return self._walk(hashes, min(num_blocks, len(hashes)))[1]
 
-    def add(self, hashes: abc.Sequence[int]) -> None:
+    def add(self, hashes: list[int], num_blocks: int) -> None:
         """A prompt with these full blocks is sent to the server."""
-        last, found, common = self._walk(hashes)
+        end = min(num_blocks, len(hashes))
+        last, found, common = self._walk(hashes, end)
         if common < len(last.blocks):
             last = self._split(last, common)
-        if found < len(hashes):
-            last = self._extend(last, list(hashes[found:]))
+        if found < end:
+            last = self._extend(last, hashes[found:end])
         while last.parent is not None:
             self._used[last] = None
             self._used.move_to_end(last)
@@ -59,9 +61,10 @@ class PrefixEstimate:
         while self._size > self._capacity:
             self._drop_oldest()
 
-    def _walk(self, hashes: abc.Sequence[int]) -> tuple[_Run, int, int]:
-        """The last run that the prompt goes through, how many of its blocks are there, and how many of that run."""
-        run, found, common, end = self._root, 0, 0, len(hashes)
+    def _walk(self, hashes: list[int], end: int) -> tuple[_Run, int, int]:
+        """The last run that the prompt of `end` blocks goes through, how many of its blocks are there, and how many of
+        that run."""
+        run, found, common = self._root, 0, 0
         while found < end and (following := run.following.get(hashes[found])) is not None:
             run, start = following, found
             blocks = run.blocks
