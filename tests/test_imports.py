@@ -119,11 +119,11 @@ HEAVY = (
 
 @pytest.mark.parametrize(
     ("line", "also"),
-    [("--help", ("pyarrow", "rich", "numpy", "simpy")), ("trace.num_requests=5 plots=false hydra.run.dir=", ())],
+    [("--help", ("pyarrow", "rich", "numpy", "simpy")), ("trace.num_requests=5 hydra.run.dir=", ())],
     ids=["help", "run"],
 )
 def test_a_start_imports_no_heavy_library(line: str, also: tuple[str, ...], tmp_path: Path) -> None:
-    """A run with a known command line writes its tables without pandas, and begins without Hydra."""
+    """A run with a known command line writes its tables and its page without pandas, and begins without Hydra."""
     arguments = line.replace("dir=", f"dir={tmp_path / 'run'}").split()
     code = (
         f"import sys; from harness import cli; sys.argv[1:] = {arguments}; assert cli.main() == 0\n"
