@@ -211,6 +211,9 @@ class Scheduler:
                 self.wait_until = draft.wait_until
                 return None
             if self.storing is not None:
+                if self.plans_ahead:  # the next step is planned before it is known that the host has what this flushes
+                    self.wait_until = now
+                    return None
                 self.report(*self.storing.flush())
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)

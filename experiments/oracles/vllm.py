@@ -61,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = cases_parser(__doc__, "vllm", [*GROUPS, BALANCING], 100).parse_args(arguments)
     corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
     names = [name for name in args.only if name != BALANCING]
-    if corrected.version == "0.27":  # see the README
-        names = [name for name in names if not name.startswith("offloading, async")]
     numbers = range(args.first, args.first + args.cases)
     tallies = [compare(name, numbers, corrected, original) for name in names]
     if BALANCING in args.only:

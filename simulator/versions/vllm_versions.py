@@ -89,12 +89,12 @@ class VllmVersion(NamedTuple):
                 "recency": "idle",
                 "at_end": "all",
                 "stores_again": False,
-                "spares_busy": False,
+                "busy_blocks": "held",
                 "holders_first": False,
             }
         return {
             "by_request": True, "recency": "stored", "at_end": "nothing", "stores_again": False, "reserves": False,
-            "spares_busy": False, "holders_first": False,
+            "busy_blocks": "free", "holders_first": False,
         }  # fmt: skip
 
     @property

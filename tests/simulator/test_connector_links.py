@@ -54,7 +54,7 @@ def test_a_slower_link_makes_first_tokens_later(plans_ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("plans_ahead", (False, True))
-@pytest.mark.parametrize("version", ("0.19", "0.33"))
+@pytest.mark.parametrize("version", ("0.19", "0.27", "0.33"))
 def test_compressed_equals_stepped(version: str, plans_ahead: bool) -> None:
     """In a pool where decodes run out of blocks."""
     stepped, compressed = (

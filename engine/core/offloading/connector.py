@@ -36,7 +36,8 @@ class Connector:
         self._loading: dict[Sequence, bool] = {}  # and whether the load is done
         self._coming: set[int] = set()  # chunks that are being loaded
         self._ended: dict[Sequence, int] = {}  # since the last plan, with the tokens that may be stored
-        self._gave_way: dict[Sequence, int] = {}  # likewise, of those that end with the next step
+        self._ending: dict[Sequence, int] = {}  # likewise, of those that gave way and end with the next step
+        self._gave_way: list[Sequence] = []  # while the next step is planned
         self._told: list[Sequence] = []  # those of the last plan
         self._allocated: set[int] = set()  # blocks that the planned step has given out
         self._under_way: dict[int, Job] = {}
@@ -45,7 +46,7 @@ class Connector:
     @property
     def is_idle(self) -> bool:
         """No job is under way, and none is to come of who has ended."""
-        return not self._under_way and not self._ended and not self._gave_way
+        return not self._under_way and not self._ended and not self._ending
 
     # -- up -------------------------------------------------------------------------------------------------------
 
@@ -58,6 +59,7 @@ class Connector:
         """How many tokens after the first `num_local` the host has of a waiting sequence; None where it is too early to
         tell."""
         state, rules, cache = self._state(sequence), self.rules, self.cache
+        state.table = []
         if rules.stores_again:
             state.next_chunk = 0
         if state.jobs and not rules.by_request:
@@ -120,14 +122,19 @@ class Connector:
         """A sequence has ended. Returns whether it holds its blocks until `report` names it."""
         state = self._state(sequence)
         self._ended[sequence] = self._committed(sequence)
-        state.table = sequence.block_table[: state.num_blocks]
+        if sequence.block_table:
+            state.table = sequence.block_table[: state.num_blocks]
         is_loading = not self._loading.pop(sequence, True)
         return is_loading or self.rules.by_request and state.has_stored
 
     def give_way(self, sequence: Sequence) -> None:
-        """A sequence whose last token is under way gives up its blocks; it has ended when the step that is being
+        """A sequence gives up its blocks; if its last token is under way, it has ended when the step that is being
         planned runs."""
-        self._gave_way[sequence] = self._committed(sequence)
+        state = self._state(sequence)
+        state.table = sequence.block_table[: state.num_blocks]
+        self._gave_way.append(sequence)
+        if sequence.status is SequenceStatus.FINISHED:
+            self._ending[sequence] = self._committed(sequence)
 
     def _committed(self, sequence: Sequence) -> int:
         """Tokens of an ended sequence that may be stored."""
@@ -141,7 +148,6 @@ class Connector:
         self,
         ends: abc.Mapping[Sequence, int],
         admitted: abc.Iterable[Sequence],
-        preempted: abc.Iterable[Sequence],
         hashes_of: abc.Callable[[Sequence, int], list[int]],
     ) -> None:
         """A step is planned, or nothing can be: store what it completes, and what those need that have ended.
@@ -154,7 +160,7 @@ class Connector:
             state = self._state(sequence)
             self._allocated.update(sequence.block_table[state.num_blocks :])
             state.num_blocks = len(sequence.block_table)
-        given_up = [self._state(sequence) for sequence in (*preempted, *self._gave_way)]
+        given_up = [self._state(sequence) for sequence in self._gave_way]
         for state in given_up:
             self._flushed.update(state.jobs)
         for job in self._under_way.values():
@@ -173,7 +179,8 @@ class Connector:
                 self.cache.end_write(state.written)
                 state.written.clear()
         self._allocated.clear()
-        self._ended, self._gave_way = self._gave_way, {}
+        self._gave_way.clear()
+        self._ended, self._ending = self._ending, {}
 
     def _end_sequences(self, hashes_of: abc.Callable[[Sequence, int], list[int]]) -> None:
         ended = sorted(self._ended.items(), key=lambda each: each[0].request.order)

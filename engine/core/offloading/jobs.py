@@ -48,7 +48,7 @@ class SequenceState:
     Attributes:
         next_chunk: the first that was not offered to the host yet.
         num_blocks: of its block table, when it was last in a step.
-        table: its block table, when it ended.
+        table: its block table then, noted when it gave way or ended.
         jobs: that are under way.
         has_stored: whether it ever had a store job.
         is_told: it has ended, and the step after that is planned.

@@ -33,7 +33,7 @@ class Storing:
             for sequence in running.sequences
             if sequence in chunks or sequence in decodes
         }
-        self._connector.end_plan(self.planned, draft.admitted, draft.preempted, self._blocks.hashes_of)
+        self._connector.end_plan(self.planned, draft.admitted, self._blocks.hashes_of)
 
     def flush(self) -> tuple[list[int], list[Sequence]]:
         """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""

@@ -179,7 +179,10 @@ class RunningSet:
         if self.flights and (sequence in self.flights[-1].victims or sequence in self.flights[-1].started):
             self._waiting.coming.add(sequence)
         self.leave(sequence, SequenceStatus.WAITING)
-        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
+        if self._blocks.connector is not None:
+            self._blocks.connector.give_way(sequence)
+        release = self._release_when_run if self._holds_busy(sequence) else self._blocks.release
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, release)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
         self._waiting.push(sequence)
@@ -194,7 +197,10 @@ class RunningSet:
         del self.sequences[sequence]
         self._blocks.connector.give_way(sequence)
         self._waiting.on_release(sequence)
-        self._blocks.drop(sequence)
+        if self._holds_busy(sequence):
+            self._release_when_run(sequence)
+        else:
+            self._blocks.drop(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
@@ -208,6 +214,17 @@ class RunningSet:
         if was_parked:
             land(self._blocks, sequence)
         self.release(sequence)
+
+    def _holds_busy(self, sequence: Sequence) -> bool:
+        """Whether its blocks are not free before the step under way has run, which computes something of it."""
+        connector = self._blocks.connector
+        return connector is not None and connector.rules.busy_blocks != "free" and self.is_under_way(sequence)
+
+    def _release_when_run(self, sequence: Sequence) -> None:
+        """Release the blocks of a sequence that goes on without them when the step under way has run."""
+        holder = sequence.hand_over_blocks()
+        self.held[holder] = None
+        self.flights[-1].freed.append(holder)
 
     def _end_holding(self, sequence: Sequence) -> None:
         del self.held[sequence]
@@ -256,7 +273,7 @@ class RunningSet:
         del self.sequences[sequence]
         connector = self._blocks.connector
         is_held = connector is not None and connector.end(sequence)
-        if connector is not None and connector.rules.spares_busy and self.is_under_way(sequence):
+        if self._holds_busy(sequence):
             self.flights[-1].freed.append(sequence)
             is_held = True
         if is_held or sequence.request.decodes_elsewhere and sequence.status is FINISHED:
