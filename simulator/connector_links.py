@@ -69,7 +69,7 @@ class ConnectorLinks:
         while self._ends and self._ends[0][0] <= until_ns:
             number = heapq.heappop(self._ends)[1]
             del self._end_of[number]
-            if self._connector.is_under_way(number):
+            if number in self._connector.jobs.under_way:
                 done.append(number)
         ended: list[Sequence] = []
         if self._ended and self._ended_at < until_ns:
@@ -80,7 +80,7 @@ class ConnectorLinks:
         orders = self._storing.take_orders()
         self._flushed |= orders.flushed
         if orders.ended and not self._ended:
-            self._ended_at = self._connector.now
+            self._ended_at = self._connector.jobs.now
         self._ended += orders.ended
         for job in orders.jobs:
             if job.is_store:

@@ -25,7 +25,7 @@ class Storing:
     def end_pass(self, draft: StepDraft, running: RunningSet) -> None:
         """A step is planned, or nothing can be."""
         draft.is_single = True  # what each step completes is stored with it
-        self._connector.now = draft.now
+        self._connector.jobs.now = draft.now
         chunks = {chunk.sequence: chunk.start + chunk.num_tokens for chunk in draft.prefills}
         decodes = running.decodes.sequences if draft.num_decodes else ()
         self.planned = {  # a token that is under way is not known
@@ -37,17 +37,13 @@ class Storing:
 
     def flush(self) -> tuple[list[int], list[Sequence]]:
         """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""
-        orders = self._connector.take_orders()
+        orders = self._connector.jobs.take_orders()
         self._flushed.append(orders)
         return sorted(orders.flushed), orders.ended
 
     def take_orders(self) -> Orders:
         """What the last plan, or the attempt at one, asks of who copies between device and host."""
-        orders = self._connector.take_orders()
+        orders = self._connector.jobs.take_orders()
         jobs = [job for each in self._flushed for job in each.jobs]
         self._flushed.clear()
         return orders._replace(jobs=jobs + orders.jobs)
-
-    def is_under_way(self, number: int) -> bool:
-        """Whether a job is to be reported."""
-        return self._connector.is_under_way(number)

@@ -192,7 +192,7 @@ def test_a_chunk_that_is_read_or_written_is_not_evicted(rule: RecencyRule) -> No
     assert again is not None and again.places == [1], "the place of the other one"
     cache.end_read([11])
     cache.end_write([13])
-    cache.check_integrity()
+    cache.check_integrity({}, set())
     assert 11 in cache and 12 not in cache and cache.is_readable(13)
 
 
