@@ -43,6 +43,8 @@ class BlockPool:
     Attributes:
         num_free: blocks that nobody holds, cached or not.
         num_extra_references: references beyond the first, of all blocks together.
+        tail_first: of unhashed blocks that one release frees, the tail is taken before the head, as in vLLM. If not,
+            the head is, so that block tables stay in ascending order.
     """
 
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict, cached_size: float = 1.0) -> None:
@@ -52,6 +54,7 @@ class BlockPool:
         self._num_cached = 0  # free blocks whose content can be found
         self.num_extra_references = 0
         self.has_one_queue = has_one_queue
+        self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
         self._queue: OrderedDict[Segment, None] = OrderedDict()
@@ -187,7 +190,8 @@ class BlockPool:
             if self.has_one_queue:
                 self._queue[Segment(private, [], 0)] = None
             else:
-                private.reverse()
+                if not self.tail_first:
+                    private.reverse()
                 self._free += private
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)

@@ -35,8 +35,9 @@ class Connector:
         self._states: defaultdict[Sequence, SequenceState] = defaultdict(SequenceState)
         self._loading: dict[Sequence, bool] = {}  # and whether the load is done
         self._chunks_loaded: set[int] = set()  # by the loads that are under way
-        self._ended: dict[Sequence, int] = {}  # since the last plan, with the tokens that may be stored
-        self._ending: dict[Sequence, int] = {}  # likewise, of those that gave way and end with the next step
+        # Ended since the last plan, and giving way with the last token under way: tokens to store, and known ones.
+        self._ended: dict[Sequence, tuple[int, int]] = {}
+        self._ending: dict[Sequence, tuple[int, int]] = {}
         self._gave_way: list[Sequence] = []  # while the next step is planned
         self._allocated: set[int] = set()  # blocks that the planned step has given out
 
@@ -116,21 +117,23 @@ class Connector:
         state.table = sequence.block_table[: state.num_blocks]
         self._gave_way.append(sequence)
         if sequence.status is SequenceStatus.FINISHED:
-            self._ending[sequence] = self._num_storable(sequence)
+            self._ending[sequence] = self._num_storable(sequence), sequence.num_tokens
 
-    def end(self, sequence: Sequence) -> bool:
-        """A sequence has ended. Returns whether it holds its blocks until `report` names it."""
+    def end(self, sequence: Sequence, num_known: int | None = None) -> bool:
+        """A sequence has ended, of which `num_known` tokens are known; None for all. Returns whether it holds its
+        blocks until `report` names it."""
         state = self._states[sequence]
-        self._ended[sequence] = self._num_storable(sequence)
+        num_known = sequence.num_tokens if num_known is None else num_known
+        self._ended[sequence] = min(self._num_storable(sequence), num_known), num_known
         if sequence.block_table:
             state.table = sequence.block_table[: state.num_blocks]
         is_loading = not self._loading.pop(sequence, True)
         return is_loading or state.has_stored
 
     def _num_storable(self, sequence: Sequence) -> int:
-        """Tokens of an ended sequence that may be stored."""
+        """Tokens of an ended sequence that may be stored, of the known ones."""
         if sequence.status is SequenceStatus.ABORTED:
-            return min(sequence.num_computed_tokens, sequence.num_tokens)
+            return sequence.num_computed_tokens
         if self.rules.at_end == "committed":
             return max(sequence.request.num_prompt_tokens, sequence.num_tokens - 1)
         return sequence.num_tokens
@@ -139,12 +142,14 @@ class Connector:
         self,
         ends: abc.Mapping[Sequence, int],
         admitted: abc.Iterable[Sequence],
+        num_known: abc.Callable[[Sequence], int],
         hashes_of: abc.Callable[[Sequence, int], list[int]],
     ) -> None:
         """A step is planned, or nothing can be: store what it completes, and what those have left that have ended.
 
         Args:
             ends: the sequences of the step in order of admission, with the tokens that are computed after it.
+            num_known: as `RunningSet.num_known`.
             hashes_of: as `BlockManager.hashes_of`.
         """
         for sequence in ends:
@@ -162,7 +167,8 @@ class Connector:
             new = [s for s in admitted if not s.num_preemptions]
             ends = {s: ends[s] for s in dict.fromkeys([*new, *ends])}
         for sequence, num_tokens in ends.items():
-            self._store(sequence, sequence.block_table, min(num_tokens, sequence.num_tokens), hashes_of)
+            known = num_known(sequence)
+            self._store(sequence, sequence.block_table, min(num_tokens, known), known, hashes_of)
         self._end_sequences(hashes_of)
         if self.rules.by_request:
             for state in given_up:
@@ -174,8 +180,8 @@ class Connector:
 
     def _end_sequences(self, hashes_of: abc.Callable[[Sequence, int], list[int]]) -> None:
         ended = sorted(self._ended.items(), key=lambda each: each[0].request.order)
-        for sequence, num_tokens in ended if self.rules.at_end != "nothing" else ():
-            job = self._store(sequence, self._states[sequence].table, num_tokens, hashes_of)
+        for sequence, (num_tokens, num_known) in ended if self.rules.at_end != "nothing" else ():
+            job = self._store(sequence, self._states[sequence].table, num_tokens, num_known, hashes_of)
             if job is not None:
                 self._flush_if_reused(job)
         for sequence, _ in ended:
@@ -190,9 +196,11 @@ class Connector:
         sequence: Sequence,
         table: list[int],
         num_tokens: int,
+        num_known: int,
         hashes_of: abc.Callable[[Sequence, int], list[int]],
     ) -> Job | None:
-        """Store the chunks among the first `num_tokens` tokens of a sequence that were not offered yet."""
+        """Store the chunks among the first `num_tokens` tokens of a sequence that were not offered yet, and note that
+        those of its `num_known` tokens are of use."""
         state, rules, size = self._states[sequence], self.rules, self.rules.chunk_blocks
         end = min(num_tokens // self._chunk_tokens, len(table) // size)
         if end <= state.next_chunk:
@@ -206,7 +214,7 @@ class Connector:
         state.next_chunk = end
         if not store.chunks:
             return None
-        self.cache.touch(self._chunks(hashes, num_tokens if rules.by_request else sequence.num_tokens))
+        self.cache.touch(self._chunks(hashes, num_tokens if rules.by_request else num_known))
         blocks = [table[offered[chunk] * size + i] for chunk in store.chunks for i in range(size)]
         if rules.by_request:
             state.unfindable |= dict.fromkeys(store.chunks)

@@ -28,12 +28,12 @@ class Storing:
         self._connector.jobs.now = draft.now
         chunks = {chunk.sequence: chunk.start + chunk.num_tokens for chunk in draft.prefills}
         decodes = running.decodes.sequences if draft.num_decodes else ()
-        self.planned = {  # a token that is under way is not known
-            sequence: chunks.get(sequence) or sequence.num_computed_tokens + 1 - running.is_under_way(sequence)
+        self.planned = {
+            sequence: chunks.get(sequence) or running.num_known(sequence)
             for sequence in running.sequences
             if sequence in chunks or sequence in decodes
         }
-        self._connector.end_plan(self.planned, draft.admitted, self._blocks.hashes_of)
+        self._connector.end_plan(self.planned, draft.admitted, running.num_known, self._blocks.hashes_of)
 
     def flush(self) -> tuple[list[int], list[Sequence]]:
         """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""

@@ -141,6 +141,12 @@ class RunningSet:
             return False
         return sequence in self.flights[-1].members
 
+    def num_known(self, sequence: Sequence) -> int:
+        """With a connector: tokens of a running sequence without those that the plan under way brings to a decode."""
+        if sequence in self.decodes.sequences and self.is_under_way(sequence):
+            return self.decodes.num_found(sequence)
+        return sequence.num_tokens
+
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
         writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
@@ -204,7 +210,7 @@ class RunningSet:
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
-        was_parked = sequence in self.parked
+        was_parked, num_known = sequence in self.parked, self.num_known(sequence)
         self.leave(sequence, SequenceStatus.ABORTED)
         if was_parked and sequence not in self.returning:
             del self.sequences[sequence]
@@ -213,7 +219,7 @@ class RunningSet:
             return
         if was_parked:
             land(self._blocks, sequence)
-        self.release(sequence)
+        self.release(sequence, num_known)
 
     def _holds_busy(self, sequence: Sequence) -> bool:
         """Whether its blocks are not free before the step under way has run, which computes something of it."""
@@ -268,11 +274,14 @@ class RunningSet:
         self.forked.pop(sequence, None)
         sequence.leave(status)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take the seat of a sequence that is in no state any more, and its blocks if no other server needs them."""
+    def release(self, sequence: Sequence, num_known: int | None = None) -> None:
+        """Take the seat of a sequence that is in no state any more, and its blocks if no other server needs them.
+
+        `num_known` of its tokens are known; None for all.
+        """
         del self.sequences[sequence]
         connector = self._blocks.connector
-        is_held = connector is not None and connector.end(sequence)
+        is_held = connector is not None and connector.end(sequence, num_known)
         if self._holds_busy(sequence):
             self.flights[-1].freed.append(sequence)
             is_held = True
