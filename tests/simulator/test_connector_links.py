@@ -57,8 +57,9 @@ def returning(
 @pytest.mark.parametrize("version", ("0.19", "0.27", "0.33"))
 def test_all_that_comes_again_is_a_hit(version: str) -> None:
     assert returning(None).requests["num_cached_tokens"].sum() == 0
-    found = returning(version).requests
-    assert found["num_cached_tokens"].sum() >= 20 * 63, "all but the last token of each prompt that was there before"
+    found = returning(version)
+    assert found.requests["num_cached_tokens"].sum() >= 20 * 63, "all but the last token of prompts that came before"
+    assert found.steps["num_blocks_out"].sum() == 10 * 16 and found.steps["num_blocks_in"].sum() == 20 * 16
 
 
 @pytest.mark.parametrize("plans_ahead", (False, True))

@@ -6,6 +6,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer
 from engine.core.sequence import Sequence
 
 
@@ -27,6 +28,13 @@ class Job(NamedTuple):
     chunks: list[int]
     blocks: list[int]
     places: list[int]
+
+    def transfers(self, chunk_blocks: int) -> list[Transfer]:
+        """The copy of each block; the host's blocks are numbered by chunks of `chunk_blocks`."""
+        slots = [place * chunk_blocks + i for place in self.places for i in range(chunk_blocks)][-len(self.blocks) :]
+        if self.is_store:
+            return [Transfer(DEVICE, block, HOST, slot) for block, slot in zip(self.blocks, slots, strict=True)]
+        return [Transfer(HOST, slot, DEVICE, block) for block, slot in zip(self.blocks, slots, strict=True)]
 
 
 class Orders(NamedTuple):
@@ -55,6 +63,7 @@ class Jobs:
         self.under_way: dict[int, Job] = {}
         self._num_started = 0
         self._orders = Orders([], set(), [])
+        self._unplanned: list[Job] = []
 
     def start(
         self, sequence: Sequence, chunks: list[int], blocks: list[int], places: list[int], *, is_store: bool
@@ -64,7 +73,13 @@ class Jobs:
         job = Job(self._num_started, self.now, sequence, is_store, chunks, blocks, places)
         self.under_way[job.number] = job
         self._orders.jobs.append(job)
+        self._unplanned.append(job)
         return job
+
+    def pop_unplanned(self) -> list[Job]:
+        """The jobs that no plan tells of yet."""
+        jobs, self._unplanned = self._unplanned, []
+        return jobs
 
     def flush(self, numbers: abc.Iterable[int]) -> None:
         """Let the planned step wait for these jobs."""

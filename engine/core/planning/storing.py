@@ -34,6 +34,9 @@ class Storing:
             if sequence in chunks or sequence in decodes
         }
         self._connector.end_plan(self.planned, draft.admitted, running.num_known, self._blocks.hashes_of)
+        if self.planned:
+            for job in self._connector.jobs.pop_unplanned():
+                draft.transfers += job.transfers(self._connector.rules.chunk_blocks)
 
     def flush(self) -> tuple[list[int], list[Sequence]]:
         """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""
