@@ -46,7 +46,7 @@ class Connector:
         """No job is under way, and none is to come of who has ended."""
         return not self.jobs.under_way and not self._ended and not self._ending
 
-    # -- up -------------------------------------------------------------------------------------------------------
+    # -- from the host --------------------------------------------------------------------------------------------
 
     @property
     def loading(self) -> abc.Collection[Sequence]:
@@ -108,7 +108,7 @@ class Connector:
         self._loading.pop(sequence, None)
         self._states[sequence].num_blocks = 0
 
-    # -- down -----------------------------------------------------------------------------------------------------
+    # -- to the host ----------------------------------------------------------------------------------------------
 
     def give_way(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks; if its last token is under way, it has ended when the step that is being
@@ -145,7 +145,7 @@ class Connector:
         num_known: abc.Callable[[Sequence], int],
         hashes_of: abc.Callable[[Sequence, int], list[int]],
     ) -> None:
-        """A step is planned, or nothing can be: store what it completes, and what those have left that have ended.
+        """A step is planned, or nothing can be: store what the step completes, and what is left of sequences that have ended.
 
         Args:
             ends: the sequences of the step in order of admission, with the tokens that are computed after it.
