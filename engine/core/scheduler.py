@@ -72,7 +72,7 @@ class Scheduler:
             longest = longest_prompt  # what gives way computes its output as part of its prompt
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
-        self.storing = None if blocks.connector is None else Storing(blocks, blocks.connector)
+        self.storing = None if blocks.connector is None else Storing(blocks.connector)
         if blocks.connector is not None:
             self.waiting = SkippingQueue(policy.order, holders_first=blocks.connector.rules.holders_first)
         self._policy = policy

@@ -142,7 +142,7 @@ def _make_blocks(
     )
     if offload is not None and offload.rules is not None:
         cache = HostCache(num_host_blocks // offload.rules.chunk_blocks, offload.rules.recency)
-        blocks.connector = Connector(cache, block_size, offload.rules)
+        blocks.connector = Connector(cache, block_size, offload.rules, blocks.hashes_of)
         if isinstance(blocks.pool, BlockPool):
             blocks.pool.tail_first = True  # which blocks a store still reads when they are taken again, depends on it
     return blocks

@@ -16,9 +16,14 @@ from engine.core.offloading.jobs import Job, Jobs, SequenceState
 from engine.core.offloading.rules import OffloadingRules
 from engine.core.sequence import Sequence, SequenceStatus
 
+HashesOf = abc.Callable[[Sequence, int], list[int]]
+
 
 class Connector:
     """The cache on the host, and what is on its way there and back.
+
+    Args:
+        hashes_of: as `BlockManager.hashes_of`.
 
     Attributes:
         cache: what the host has.
@@ -26,10 +31,11 @@ class Connector:
         jobs: the copies that are under way.
     """
 
-    def __init__(self, cache: HostCache, block_size: int, rules: OffloadingRules) -> None:
+    def __init__(self, cache: HostCache, block_size: int, rules: OffloadingRules, hashes_of: HashesOf) -> None:
         self.cache = cache
         self.rules = rules
         self.jobs = Jobs()
+        self._hashes_of = hashes_of
         self._block_size = block_size
         self._chunk_tokens = block_size * rules.chunk_blocks
         self._states: defaultdict[Sequence, SequenceState] = defaultdict(SequenceState)
@@ -53,7 +59,7 @@ class Connector:
         """Waiting sequences that hold blocks for what was or is being loaded."""
         return self._loading.keys()
 
-    def look(self, sequence: Sequence, hashes: list[int], num_local: int) -> int | None:
+    def look(self, sequence: Sequence, num_local: int) -> int | None:
         """How many tokens after the first `num_local`, which the device has, the host has of a waiting sequence; None
         where it is too early to tell."""
         state, rules, cache = self._states[sequence], self.rules, self.cache
@@ -62,7 +68,7 @@ class Connector:
             state.next_chunk = 0
         if state.jobs and not rules.by_request:
             return None
-        chunks = self._chunks(hashes, sequence.num_tokens)
+        chunks = self._chunks(sequence, sequence.num_tokens)
         if rules.by_request:
             cache.touch(chunks)
         found = self._find(chunks, num_local)
@@ -81,11 +87,11 @@ class Connector:
             return None if must_wait else 0
         return None if any(chunk in self._chunks_loaded for chunk in chunks[:num_chunks]) else num_found
 
-    def begin_load(self, sequence: Sequence, hashes: list[int], num_local: int) -> None:
+    def begin_load(self, sequence: Sequence, num_local: int) -> None:
         """Load what `look` has found: `sequence` has blocks for it behind its first `num_local` tokens."""
         size, state = self._chunk_tokens, self._states[sequence]
         end = sequence.num_computed_tokens // size
-        chunks = self._chunks(hashes, sequence.num_tokens)
+        chunks = self._chunks(sequence, sequence.num_tokens)
         wanted = {chunks[number]: number for number in range(num_local // size, end)}
         blocks = sequence.block_table[num_local // self._block_size :]
         job = self.jobs.start(sequence, [*wanted], blocks, self.cache.begin_read(wanted, sequence), is_store=False)
@@ -143,14 +149,12 @@ class Connector:
         ends: abc.Mapping[Sequence, int],
         admitted: abc.Iterable[Sequence],
         num_known: abc.Callable[[Sequence], int],
-        hashes_of: abc.Callable[[Sequence, int], list[int]],
     ) -> None:
-        """A step is planned, or nothing can be: store what the step completes, and what is left of sequences that have ended.
+        """A step is planned, or nothing can be: store what it completes, and what is left of ended sequences.
 
         Args:
             ends: the sequences of the step in order of admission, with the tokens that are computed after it.
             num_known: as `RunningSet.num_known`.
-            hashes_of: as `BlockManager.hashes_of`.
         """
         for sequence in ends:
             state, table = self._states[sequence], sequence.block_table
@@ -168,8 +172,8 @@ class Connector:
             ends = {s: ends[s] for s in dict.fromkeys([*new, *ends])}
         for sequence, num_tokens in ends.items():
             known = num_known(sequence)
-            self._store(sequence, sequence.block_table, min(num_tokens, known), known, hashes_of)
-        self._end_sequences(hashes_of)
+            self._store(sequence, sequence.block_table, min(num_tokens, known), known)
+        self._end_sequences()
         if self.rules.by_request:
             for state in given_up:
                 self.cache.end_write(state.unfindable)
@@ -178,10 +182,10 @@ class Connector:
         self._gave_way.clear()
         self._ended, self._ending = self._ending, {}
 
-    def _end_sequences(self, hashes_of: abc.Callable[[Sequence, int], list[int]]) -> None:
+    def _end_sequences(self) -> None:
         ended = sorted(self._ended.items(), key=lambda each: each[0].request.order)
         for sequence, (num_tokens, num_known) in ended if self.rules.at_end != "nothing" else ():
-            job = self._store(sequence, self._states[sequence].table, num_tokens, num_known, hashes_of)
+            job = self._store(sequence, self._states[sequence].table, num_tokens, num_known)
             if job is not None:
                 self._flush_if_reused(job)
         for sequence, _ in ended:
@@ -191,21 +195,14 @@ class Connector:
             self.jobs.end_sequence(sequence)
             self._forget(sequence, state)
 
-    def _store(
-        self,
-        sequence: Sequence,
-        table: list[int],
-        num_tokens: int,
-        num_known: int,
-        hashes_of: abc.Callable[[Sequence, int], list[int]],
-    ) -> Job | None:
+    def _store(self, sequence: Sequence, table: list[int], num_tokens: int, num_known: int) -> Job | None:
         """Store the chunks among the first `num_tokens` tokens of a sequence that were not offered yet, and note that
         those of its `num_known` tokens are of use."""
         state, rules, size = self._states[sequence], self.rules, self.rules.chunk_blocks
         end = min(num_tokens // self._chunk_tokens, len(table) // size)
         if end <= state.next_chunk:
             return None
-        hashes = hashes_of(sequence, num_tokens // self._block_size)
+        hashes = self._hashes_of(sequence, num_tokens // self._block_size)
         end = min(end, len(hashes) // size)
         offered = {hashes[(number + 1) * size - 1]: number for number in range(state.next_chunk, end)}
         store = self.cache.begin_write(offered, sequence) if offered else None
@@ -214,7 +211,7 @@ class Connector:
         state.next_chunk = end
         if not store.chunks:
             return None
-        self.cache.touch(self._chunks(hashes, num_tokens if rules.by_request else num_known))
+        self.cache.touch(self._chunks(sequence, num_tokens if rules.by_request else num_known))
         blocks = [table[offered[chunk] * size + i] for chunk in store.chunks for i in range(size)]
         if rules.by_request:
             state.unfindable |= dict.fromkeys(store.chunks)
@@ -261,19 +258,18 @@ class Connector:
     def _end_stores(self, told: abc.Sequence[Sequence], stored: dict[Sequence, None]) -> None:
         """Let be found what was stored of requests of which nothing is being stored any more."""
         for sequence in told:
-            if (state := self._states.get(sequence)) is None:
-                continue
-            state.is_known = True
-            if state.has_stored and not state.jobs:
-                stored[sequence] = None
+            if (state := self._states.get(sequence)) is not None:
+                state.is_known = True
+                if state.has_stored and not state.jobs:
+                    stored[sequence] = None
         for sequence in stored:
             self.cache.end_write(self._states.pop(sequence).unfindable)
 
     # -- in small -------------------------------------------------------------------------------------------------
 
-    def _chunks(self, hashes: list[int], num_tokens: int) -> list[int]:
+    def _chunks(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Hashes of the full chunks of the first `num_tokens` tokens."""
-        size = self.rules.chunk_blocks
+        size, hashes = self.rules.chunk_blocks, self._hashes_of(sequence, num_tokens // self._block_size)
         return hashes[size - 1 : num_tokens // self._chunk_tokens * size : size]
 
     def _has_ended(self, sequence: Sequence) -> bool:

@@ -6,7 +6,6 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer
 from engine.core.sequence import Sequence
 
 
@@ -28,13 +27,6 @@ class Job(NamedTuple):
     chunks: list[int]
     blocks: list[int]
     places: list[int]
-
-    def transfers(self, chunk_blocks: int) -> list[Transfer]:
-        """The copy of each block; the host's blocks are numbered by chunks of `chunk_blocks`."""
-        slots = [place * chunk_blocks + i for place in self.places for i in range(chunk_blocks)][-len(self.blocks) :]
-        if self.is_store:
-            return [Transfer(DEVICE, block, HOST, slot) for block, slot in zip(self.blocks, slots, strict=True)]
-        return [Transfer(HOST, slot, DEVICE, block) for block, slot in zip(self.blocks, slots, strict=True)]
 
 
 class Orders(NamedTuple):

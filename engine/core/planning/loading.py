@@ -56,8 +56,7 @@ def _find(planner: StepPlanner, connector: Connector, sequence: Sequence) -> tup
         _land(planner, sequence)
         return PrefixMatch([], sequence.num_computed_tokens, 0, False, len(sequence.block_table)), 0
     match = blocks.match(sequence)
-    hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
-    num_loaded = connector.look(sequence, hashes, match.num_cached_tokens)
+    num_loaded = connector.look(sequence, match.num_cached_tokens)
     return None if num_loaded is None else (match, num_loaded)
 
 
@@ -88,5 +87,4 @@ def _load(planner: StepPlanner, connector: Connector, sequence: Sequence, match:
     sequence.set_computed(num_local + num_loaded)
     if not sequence.num_preemptions:
         sequence.cached_by_tier = {HOST: min(num_loaded, sequence.num_tokens - 1 - num_local)}
-    hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
-    connector.begin_load(sequence, hashes, num_local)
+    connector.begin_load(sequence, num_local)

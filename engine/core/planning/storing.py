@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer
 from engine.core.offloading.connector import Connector
-from engine.core.offloading.jobs import Orders
+from engine.core.offloading.jobs import Job, Orders
 from engine.core.plan import StepDraft
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
@@ -17,8 +17,8 @@ class Storing:
         planned: the sequences of the last step, with the tokens that are computed after it.
     """
 
-    def __init__(self, blocks: BlockManager, connector: Connector) -> None:
-        self._blocks, self._connector = blocks, connector
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._flushed: list[Orders] = []  # of passes before the last one
         self.planned: dict[Sequence, int] = {}
 
@@ -33,10 +33,10 @@ class Storing:
             for sequence in running.sequences
             if sequence in chunks or sequence in decodes
         }
-        self._connector.end_plan(self.planned, draft.admitted, running.num_known, self._blocks.hashes_of)
+        self._connector.end_plan(self.planned, draft.admitted, running.num_known)
         if self.planned:
             for job in self._connector.jobs.pop_unplanned():
-                draft.transfers += job.transfers(self._connector.rules.chunk_blocks)
+                draft.transfers += _transfers(job, self._connector.rules.chunk_blocks)
 
     def flush(self) -> tuple[list[int], list[Sequence]]:
         """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""
@@ -50,3 +50,12 @@ class Storing:
         jobs = [job for each in self._flushed for job in each.jobs]
         self._flushed.clear()
         return orders._replace(jobs=jobs + orders.jobs)
+
+
+def _transfers(job: Job, chunk_blocks: int) -> list[Transfer]:
+    """The copy of each block; the host's blocks are numbered by chunks of `chunk_blocks`."""
+    slots = [place * chunk_blocks + i for place in job.places for i in range(chunk_blocks)]
+    pairs = zip(job.blocks, slots[-len(job.blocks) :], strict=True)
+    if job.is_store:
+        return [Transfer(DEVICE, block, HOST, slot) for block, slot in pairs]
+    return [Transfer(HOST, slot, DEVICE, block) for block, slot in pairs]
