@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import abc
 
 from engine.core.admission.limits import Limits
+from engine.core.admission.refusal import Refusal
 from engine.core.admission.skipping_queue import SkippingQueue
 from engine.core.decodes.interface import NEVER, MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.kv.trees.radix import RadixManager
 from engine.core.plan import StepDraft, StepOutcome, StepPlan
 from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
-from engine.core.planning.refusal import Refusal
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.planning.storing import Storing
 from engine.core.running.progress import Progress
@@ -266,7 +266,7 @@ class Scheduler:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
             drafts: what became of them, where the decodes do not know it.
         """
-        flight = self._lanes[plan.lane].flights.popleft()
+        flight = self._lanes[plan.lane].flights.pop(0)
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
         resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped, drafts)
         finished: list[Request] = []

@@ -9,8 +9,8 @@ from engine.core.admission.waiting_queue import by_arrival, by_priority
 from engine.core.decodes.interface import MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.contiguous import ContiguousManager
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.kv.stateful import StatefulManager
 from engine.core.kv.tiers.tier import HOST, Tier
 from engine.core.kv.trees.radix import RadixManager

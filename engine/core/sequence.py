@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import abc
 from enum import Enum
+from typing import Final
 
 from engine.core.clock import STOPPED, Clock
 from engine.core.hashing import extend_hashes
 
-NO_HITS: abc.Mapping[str, int] = {}
+NO_HITS: Final[abc.Mapping[str, int]] = {}
 
 
 class RequestRefusedError(ValueError):
@@ -31,7 +32,12 @@ class SequenceStatus(Enum):
     ABORTED = "aborted"
 
 
-WAITING, _, PREFILLING, DECODING, PADDING, FINISHED, _ = SequenceStatus  # ten times as fast as a member's attribute
+# Ten times as fast as a member's attribute.
+WAITING: Final = SequenceStatus.WAITING
+PREFILLING: Final = SequenceStatus.PREFILLING
+DECODING: Final = SequenceStatus.DECODING
+PADDING: Final = SequenceStatus.PADDING
+FINISHED: Final = SequenceStatus.FINISHED
 
 
 class Request:

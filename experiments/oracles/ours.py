@@ -21,8 +21,8 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Request
-from experiments.oracles.offloading import TransferSteps
 from experiments.oracles.steps import Step
+from experiments.oracles.theirs.offloading import TransferSteps
 
 
 class Place(NamedTuple):

@@ -24,9 +24,9 @@ from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.our_options import as_vllm, offloading_as_vllm  # noqa: E402
 from experiments.oracles.steps import EndlessError, Step, run  # noqa: E402
-from experiments.oracles.vllm_balancing import BALANCING, compare_balancing  # noqa: E402
-from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
-from experiments.oracles.vllm_modules import load  # noqa: E402
+from experiments.oracles.theirs.vllm_balancing import BALANCING, compare_balancing  # noqa: E402
+from experiments.oracles.theirs.vllm_engine import VllmEngine  # noqa: E402
+from experiments.oracles.theirs.vllm_modules import load  # noqa: E402
 
 
 def compare(name: str, numbers: range, corrected: SimpleNamespace, original: SimpleNamespace) -> Tally:

@@ -1,6 +1,6 @@
 """What must hold between the keys of a run."""
 
-from engine.core.kv.reservation import FORESEEING
+from engine.core.kv.reserved.reservation import FORESEEING
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from engine.engine_config import conflict_with_pages
 from harness.config.run_keys import RunKeys

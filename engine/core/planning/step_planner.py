@@ -10,7 +10,7 @@ from engine.core.admission.need import Need
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.plan import StepDraft, make_prefill_chunk
+from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.planning.asking import Admission, AdmissionRule, Wait
 from engine.core.planning.parking import Parking
 from engine.core.running.giving_way import GivingWay
@@ -168,7 +168,7 @@ class StepPlanner(GivingWay):
         if start < sequence.num_lost_tokens:
             sequence.num_recomputed_tokens += min(num_tokens, sequence.num_lost_tokens - start)
         end = start + num_tokens
-        draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
+        draft.prefills.append(PrefillChunk(sequence, start, num_tokens, end == sequence.num_tokens))
         if sequence.has_content:
             self.blocks.announce(sequence, end)
 

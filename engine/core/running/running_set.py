@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.decodes.interface import Decodes
@@ -62,7 +62,7 @@ class RunningSet:
         self.padding: dict[Sequence, None] = {}
         self.num_reserved = 0
         self._num_admitted = 0
-        self.flights: deque[Flight] = deque()
+        self.flights: list[Flight] = []
         self._blocks = blocks
         self._waiting = waiting
         self.lag = lag

@@ -115,6 +115,8 @@ def is_index(name: str) -> bool:
 def texts_from_json(values: Sequence[object]) -> pa.ChunkedArray:
     """JSON text as it is, whole numbers as text, and an empty text where there is none, for `times_of_text`."""
     texts = ["" if value is None else value if isinstance(value, str) else _whole(value) for value in values]
+    # JSON can hold halves of surrogate pairs, which Arrow refuses: each becomes a question mark
+    texts = [text if text.isascii() else text.encode(errors="replace").decode() for text in texts]
     return pa.chunked_array([pa.array(texts, pa.string())])
 
 

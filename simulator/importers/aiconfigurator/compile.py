@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from simulator.device import Device
 from simulator.importers.aiconfigurator.attention import Attention, stored_as
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
@@ -67,7 +68,6 @@ from simulator.importers.aiconfigurator.rules import (
 from simulator.models.block import Weights
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
-from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32

@@ -61,6 +61,7 @@ TOKENS: dict[str, object] = {"num_prompt_tokens": 2, "num_output_tokens": 1, "to
         (TOKENS, {"token_ids": [1, -1]}, "token_ids holds a negative id"),
         (TOKENS, {"token_ids": [1, 2**31]}, "token_ids is not a list of whole numbers"),
         (TOKENS, {"num_output_tokens": float("nan")}, "num_output_tokens is not a finite number"),
+        (TOKENS | {"arrival_time": 0}, {"arrival_time": "\ud800"}, "arrival_time is not a finite number"),
         (TOKENS, {"num_output_tokens": None}, "num_output_tokens is missing"),
     ],
 )
