@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from harness import interrupts
 from harness.config.command_lines import KEYS
-from harness.config.composing import help_text, known_commands
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF, kept_help
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.streams import tolerant
 
@@ -42,6 +41,7 @@ def main() -> int:
 
 def _run_with_hydra() -> None:
     with interrupts.held():  # imported late, so that --help is fast
+        from harness.config.composing import known_commands
         from harness.jobs import run_known
 
     if (command := known_commands.find(sys.argv[1:])) is not None:
@@ -161,13 +161,12 @@ def _flags() -> Namespace:
 
 def _print_help(flags: Namespace) -> None:
     """Prints the help text, or what of it the other arguments ask for."""
-    own = [] if flags.config_dir is None else [Path(flags.config_dir)]
-    if own and not own[0].is_dir():
+    own = None if flags.config_dir is None else Path(flags.config_dir)
+    if own and not own.is_dir():
         raise ConfigError(f"--config-dir={flags.config_dir}: not a folder")
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
-    text = help_text.build([CONF, *own], flags.overrides, program)
-    print(text, flush=True)
+    print(kept_help.text_of(flags.overrides, program, own), flush=True)
 
 
 def _import_line(flags: Namespace) -> None:

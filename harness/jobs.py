@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from engine.documents import user_path
 from harness import interrupts
 from harness.config import RunConfig, parse, to_yaml
+from harness.config.checked import of_values
 from harness.config.composing import known_commands
-from harness.config.parse import of_values
 from harness.engines.availability import check_engine, check_package
 from harness.errors import USER_ERROR, ConfigError, TwinServeError
 from harness.results.stored.files import (

@@ -124,22 +124,26 @@ HEAVY = (
 
 
 @pytest.mark.parametrize(
-    ("line", "also"),
-    [("--help", ("pyarrow", "rich", "numpy", "simpy")), ("trace.num_requests=5 plots=false hydra.run.dir=", ())],
+    ("line", "also", "at_first"),
+    [
+        ("--help", ("pyarrow", "rich", "numpy", "simpy", "pydantic", "yaml"), {"pydantic", "yaml"}),
+        ("trace.num_requests=5 hydra.run.dir=", (), {"hydra", "omegaconf", "multiprocessing"}),
+    ],
     ids=["help", "run"],
 )
-def test_a_start_imports_no_heavy_library(line: str, also: tuple[str, ...], tmp_path: Path) -> None:
-    """A run with a known command line writes its tables without pandas, and begins without Hydra."""
+def test_a_start_imports_no_heavy_library(line: str, also: tuple[str, ...], at_first: set[str], tmp_path: Path) -> None:
+    """A run with a known command line writes its tables and its page without pandas, and begins without Hydra; help
+    that is known is printed without the schema."""
     arguments = line.replace("dir=", f"dir={tmp_path / 'run'}").split()
     code = (
         f"import sys; from harness import cli; sys.argv[1:] = {arguments}; assert cli.main() == 0\n"
         f"print(*[name for name in {HEAVY + also} if hasattr(sys.modules.get(name), '__file__')], file=sys.stderr)"
     )
     loaded: list[set[str]] = []
-    for _ in range(1 if line == "--help" else 2):
+    for _ in range(2):
         run = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, text=True,
         )  # fmt: skip
         loaded.append(set(run.stderr.split()))
-    assert not loaded[-1] and loaded[0] <= {"hydra", "omegaconf", "multiprocessing"}
+    assert not loaded[-1] and loaded[0] <= at_first

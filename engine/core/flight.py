@@ -35,7 +35,7 @@ class Flight:
         drafts: how many tokens were drafted and accepted.
         padded: sequences admitted with padding, as if their drafts were under way.
         members: with a connector, the sequences that it computes something of.
-        freed: those of them that ended before it has run, and hold their blocks until then.
+        freed: who holds the blocks of those of them that ended or gave way before it has run, until then.
     """
 
     __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded", "members", "freed")

@@ -88,7 +88,8 @@ class StepPlan:
         parked: those of them that wait until their KV is back from another tier.
         preempted: sequences that lost their blocks and went back to the queue.
         paused: decoding sequences that keep their blocks but took no part in this step, or in one that came out empty.
-        transfers: blocks to copy before the step.
+        transfers: blocks to copy before the step; with vLLM's connector beside the steps, those of all jobs since the
+            last plan.
         growth: blocks appended for decoding sequences.
         horizon: how many consecutive decode steps may run before there is something to decide.
         num_steps: how many of them this plan covers; 1 until `Scheduler.extend`.

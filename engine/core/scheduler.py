@@ -72,7 +72,7 @@ class Scheduler:
             longest = longest_prompt  # what gives way computes its output as part of its prompt
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
-        self.storing = None if blocks.connector is None else Storing(blocks, blocks.connector)
+        self.storing = None if blocks.connector is None else Storing(blocks.connector)
         if blocks.connector is not None:
             self.waiting = SkippingQueue(policy.order, holders_first=blocks.connector.rules.holders_first)
         self._policy = policy
@@ -211,6 +211,9 @@ class Scheduler:
                 self.wait_until = draft.wait_until
                 return None
             if self.storing is not None:
+                if self.plans_ahead:  # the next step is planned before it is known that the host has what this flushes
+                    self.wait_until = now
+                    return None
                 self.report(*self.storing.flush())
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)

@@ -252,6 +252,13 @@ class Sequence:
         self.request.sequences.append(fork)
         return fork
 
+    def hand_over_blocks(self) -> Sequence:
+        """Let a sequence that is none of the request's hold its blocks from now on."""
+        holder = Sequence(self.request, self.token_ids, self.block_hashes)
+        holder.block_table, self.block_table = self.block_table, []
+        holder.num_registered_blocks, self.num_registered_blocks = self.num_registered_blocks, 0
+        return holder
+
     def hash_blocks(self, block_size: int, num_blocks: int) -> None:
         """Extend `block_hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept."""
         assert self.token_ids is not None

@@ -165,7 +165,7 @@ class OurEngine:
         orders, counts = due
         for job in orders.jobs:
             self._transfers.add(job.number, job.sequence.request_id, is_store=job.is_store)
-        self._transfers.keep(connector.is_under_way)
+        self._transfers.keep(connector.jobs.under_way)
         self._scheduler.report(self._transfers.pass_step(orders.flushed, counts=counts), orders.ended)
 
     def _start(self, plan: StepPlan, most: int) -> _Flight:

@@ -145,7 +145,7 @@ def _check_connector(config: RunKeys) -> None:
     if not config.tiers.offload or config.tiers.rule != "vllm":
         return
     wrong = {
-        f"speculation={config.speculation.kind}": config.speculation.kind != "none",
+        f"speculation={config.speculation.kind}": config.speculation.kind == "draft_model",
         f"data_parallel_size={config.data_parallel_size}": config.data_parallel_size > 1,
         f"trace.n={config.trace.n}": config.trace.n > 1,
         "fleet: prompts on servers of their own": config.is_apart,

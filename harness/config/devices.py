@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.documents import errors_as, read_yaml
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.config.device_names import device_option
 from harness.config.schema.system import DeviceConfig
 from harness.config.schema.traffic.reader import nearest

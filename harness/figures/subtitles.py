@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from harness.config.schema.tasks.plotting import PlotConfig
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LOAD_NAMES = ("rate", "concurrency", "time scale")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness.config import RunConfig
 from harness.record.record import Record
@@ -35,6 +34,9 @@ def progress_bar(record: Record, total: int, *, simulated: bool, enabled: bool, 
     if not enabled or not console.is_terminal:
         yield
         return
+    # imported late, as a run whose output goes elsewhere does without it
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         BarColumn(bar_width=10),
         TextColumn("{task.completed:,}/{task.total:,} requests  {task.fields[clock]}"),

@@ -23,7 +23,7 @@ from rich.table import Table
 from engine.core.routing.vllm_balancer import VllmBalancer, VllmBalancerOptions
 from engine.documents import read_yaml, user_path
 from harness.config import RunConfig
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.config.schema.tasks.validation import ValidationConfig
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine

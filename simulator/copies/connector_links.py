@@ -20,10 +20,6 @@ class ConnectorLinks:
 
     Args:
         block_bytes: of a block, as the device has it.
-
-    Attributes:
-        step_wait_ns: how long steps have waited.
-        parked_ns: how long sequences have waited for loads, in sum.
     """
 
     def __init__(self, scheduler: Scheduler, block_bytes: int, bytes_per_s: float) -> None:
@@ -36,8 +32,6 @@ class ConnectorLinks:
         self._ended: list[Sequence] = []  # of which no more is stored
         self._ended_at = 0
         self._end_of: dict[int, int] = {}
-        self.step_wait_ns = 0
-        self.parked_ns = 0
 
     @property
     def next_ns(self) -> int:
@@ -56,9 +50,7 @@ class ConnectorLinks:
         self._begin_stores(now_ns)
         ends = [self._end_of[number] for number in self._flushed if number in self._end_of]
         self._flushed.clear()
-        wait_ns = max([now_ns, *ends]) - now_ns
-        self.step_wait_ns += wait_ns
-        return wait_ns
+        return max([now_ns, *ends]) - now_ns
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
         """Report the jobs that are done; returns who is told of it."""
@@ -69,7 +61,7 @@ class ConnectorLinks:
         while self._ends and self._ends[0][0] <= until_ns:
             number = heapq.heappop(self._ends)[1]
             del self._end_of[number]
-            if self._connector.is_under_way(number):
+            if number in self._connector.jobs.under_way:
                 done.append(number)
         ended: list[Sequence] = []
         if self._ended and self._ended_at < until_ns:
@@ -80,14 +72,13 @@ class ConnectorLinks:
         orders = self._storing.take_orders()
         self._flushed |= orders.flushed
         if orders.ended and not self._ended:
-            self._ended_at = self._connector.now
+            self._ended_at = self._connector.jobs.now
         self._ended += orders.ended
         for job in orders.jobs:
             if job.is_store:
                 self._stores.append(job)
             else:
                 end = max(self._in.copy(len(job.blocks), job.asked_at), job.asked_at + 1)
-                self.parked_ns += end - job.asked_at
                 self._note(job, end)
 
     def _begin_stores(self, now_ns: int) -> None:

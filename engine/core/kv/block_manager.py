@@ -282,6 +282,6 @@ class BlockManager:
         if self.offload is not None:
             self.offload.check_integrity(sequences, {HOST: on_host})
         elif self.connector is not None:
-            self.connector.check_integrity()
+            self.connector.check_integrity(sequences)
         elif self.host is not None:
             self.host.check_integrity(on_host)

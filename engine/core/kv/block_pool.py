@@ -39,6 +39,10 @@ class BlockPool(Pool):
         has_one_queue: take free blocks in the order they were freed, hashed or not, instead of unhashed ones first.
         evict: called with blocks that are taken and the hashes under which their content could be found.
         cached_size: memory of a cached block as a multiple of a held one's.
+
+    Attributes:
+        tail_first: of unhashed blocks that one release frees, the tail is taken before the head, as in vLLM. If not,
+            the head is, so that block tables stay in ascending order.
     """
 
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict, cached_size: float = 1.0) -> None:
@@ -48,6 +52,7 @@ class BlockPool(Pool):
         self._num_cached = 0  # free blocks whose content can be found
         self._num_extra = 0  # references beyond the first, of all blocks together
         self.has_one_queue = has_one_queue
+        self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
         self._queue: OrderedDict[Segment, None] = OrderedDict()
@@ -190,7 +195,8 @@ class BlockPool(Pool):
             if self.has_one_queue:
                 self._queue[Segment(private, [], 0)] = None
             else:
-                private.reverse()
+                if not self.tail_first:
+                    private.reverse()
                 self._free += private
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)

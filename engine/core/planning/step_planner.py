@@ -180,6 +180,13 @@ class StepPlanner(GivingWay):
         if aside:
             self.blocks.pool.give_back(aside)
 
+    def take_back(self, victim: Sequence, aside: list[int]) -> None:
+        """Let go of the blocks that were set aside for one that gives way; with a connector they go with its others."""
+        if self.blocks.connector is None:
+            self.put_back(aside)
+        else:
+            victim.block_table += aside
+
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
         return sequence in self.running.forked and self.blocks.must_copy(sequence)

@@ -224,6 +224,8 @@ class Progress:
             self._blocks.drop(sequence)
             sequence.status = SequenceStatus.FINISHED
             sequence.add_tokens(-num_discarded)
+            if self._blocks.connector is not None:
+                self._blocks.connector.end(sequence)
             flight.ended.append(sequence)
         elif sequence.status in (SequenceStatus.FINISHED, SequenceStatus.ABORTED):  # it ended with the same plan
             sequence.add_tokens(-num_discarded)

@@ -7,7 +7,7 @@ place of its workers, which copy blocks, stand jobs that end after a number of s
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Iterable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -60,9 +60,9 @@ class TransferSteps:
         steps = Random(f"{request_id} {is_store} {number}").randint(0, self._most)
         self._left[job] = steps + is_store
 
-    def keep(self, is_under_way: Callable[[int], bool]) -> None:
+    def keep(self, under_way: Container[int]) -> None:
         """Forget the jobs that are not under way any more."""
-        self._left = {job: left for job, left in self._left.items() if is_under_way(job)}
+        self._left = {job: left for job, left in self._left.items() if job in under_way}
 
     def pass_step(self, flushed: Iterable[int], *, counts: bool) -> list[int]:
         """The jobs that end with a step, in the order they were added: those that it has to wait for, and if it

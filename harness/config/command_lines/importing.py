@@ -11,7 +11,7 @@ from harness.config.command_lines.sglang import import_line as sglang_import
 from harness.config.command_lines.translation import Translation
 from harness.config.command_lines.trtllm import import_line as trtllm_import
 from harness.config.command_lines.vllm import fleet_lines as vllm_import
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.errors import ConfigError
 
 _TRANSLATE = dict(zip(KEYS, (vllm_import.translate, sglang_import.translate, trtllm_import.translate), strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.documents import DocumentError, read_yaml, user_path
 from harness.config.command_lines.known_models import KnownModels
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.config.device_names import device_option
 from harness.config.quoting import quoted
 from harness.hub import PREFIX

@@ -28,8 +28,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.config.composing import CONF
 from harness.config.composing import registration as registration  # makes the option sets known to Hydra
-from harness.config.composing.conf_tree import CONF
 from harness.config.composing.merged_files import Key, MergedFiles
 from harness.config.composing.option_files import put, read_option, sets_its_group
 

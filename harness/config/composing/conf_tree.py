@@ -18,7 +18,6 @@ from harness.config.schema.traffic.reader import models_in, tag_of
 from harness.config.targets import options_type_of
 from harness.errors import ConfigError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 _PRESETS = "experiment"  # this group sets the keys of others
 _LINE = re.compile(r"( *)([\w-]+):(?: +([^#\s].*?))?(?: +# (.*))?")
 

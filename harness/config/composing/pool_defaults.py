@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from engine.documents import DocumentError, read_yaml
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

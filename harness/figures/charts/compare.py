@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures.chart import NUM_COLORS, Axis, Chart, Color, Kind, Mark, Panel, Series, Shade, Side, are_far_apart
@@ -19,6 +18,9 @@ from harness.figures.labels import number, parameter_label, parameter_title, sho
 from harness.figures.metrics import Metric, by_throughput, has_data, headline_metrics, metric
 from harness.figures.subtitles import comparison_subtitle
 from harness.results.tables import Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MAX_LINES, _MAX_FACETS, _MAX_ROWS, _MAX_TICKS = NUM_COLORS, 12, 40, 7
 _MAX_CURVES = 24  # of a page, where one can be chosen
@@ -98,9 +100,9 @@ def choose_roles(table: pd.DataFrame, plot: PlotConfig) -> Roles | None:
 
 
 def is_numeric(values: pd.Series[Any]) -> bool:
-    return bool(
-        pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values) and values.notna().all()
-    )
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype  # imported late, as the page of a run draws no table
+
+    return bool(is_numeric_dtype(values) and not is_bool_dtype(values) and values.notna().all())
 
 
 def line_colors(table: pd.DataFrame, keys: Sequence[str]) -> dict[str, Color]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import NUM_COLORS, Axis, Chart, Color, Mark, Panel, Series, are_far_apart
 from harness.figures.charts.compare import line_colors
 from harness.figures.labels import number, parameter_title, short_name, value_label
 from harness.figures.subtitles import comparison_subtitle, run_subtitle
+from harness.results.columns import floats
 from harness.results.metrics import Window
-from harness.results.tables import Floats, Gaps, RunResult
+from harness.results.tables import Floats, Gaps, Rows, RunResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # enough points for a smooth line, and evenly spaced ones in the logarithm of the tail
 CURVE_PERCENTILES = np.concatenate((np.linspace(0, 98, 393)[:-1], 100 - np.geomspace(2, 1e-3, 90), [100.0]))
@@ -31,7 +34,7 @@ def latency_chart(result: RunResult, summary: Mapping[str, Any]) -> Chart | None
     there is none."""
     pooled = {
         name: Gaps(seconds, np.ones(len(seconds), dtype=np.int64))
-        for name, seconds in _latencies(counted(result.requests, summary)).items()
+        for name, seconds in _latencies(counted(result.request_rows, summary)).items()
     }
     if not pooled:
         return None
@@ -76,11 +79,11 @@ def distributions_chart(
     return _paired("Latencies compared", subtitle, pairs, parameter_title(table.attrs["parameters"]))
 
 
-def counted(requests: pd.DataFrame, summary: Mapping[Any, Any]) -> pd.DataFrame:
+def counted(requests: Rows, summary: Mapping[Any, Any]) -> Rows:
     """The finished requests that arrived inside the summary's window."""
     # both are undefined where no request counts, and a window of NaN has no arrival in it
     start, end = (np.float64(summary.get(key)) for key in ("window_start_s", "window_end_s"))
-    inside = Window(float(start), float(end)).contains(requests["arrival_time"].to_numpy(dtype=np.float64))
+    inside = Window(float(start), float(end)).contains(floats(requests, "arrival_time"))
     return requests[inside & (requests["status"] == "finished").to_numpy()]
 
 
@@ -89,7 +92,7 @@ def curve_key(row: Mapping[Any, Any], load: str | None) -> str:
     return f"{row['label']} at {row[load]}" if load else str(row["label"])
 
 
-def latency_curves(requests: pd.DataFrame, summary: Mapping[Any, Any]) -> dict[str, Floats]:
+def latency_curves(requests: Rows, summary: Mapping[Any, Any]) -> dict[str, Floats]:
     """By latency (no ITL): its `CURVE_PERCENTILES` in s, over the requests that the summary counts."""
     values = _latencies(counted(requests, summary))
     return {name: np.percentile(seconds, CURVE_PERCENTILES) for name, seconds in values.items()}
@@ -104,10 +107,11 @@ def seconds_axis(curves: Sequence[Floats], log: bool | None = None) -> tuple[flo
     return scale, Axis(unit, log=bool(is_log), num_ticks=3)
 
 
-def _latencies(requests: pd.DataFrame) -> dict[str, Floats]:
+def _latencies(requests: Rows) -> dict[str, Floats]:
     """By latency of single requests: its values in s. Latencies without values are left out."""
-    values = {name: requests[name].dropna().to_numpy(dtype=np.float64) for name in _NAMES if name != "itl"}
-    return {name: seconds for name, seconds in values.items() if len(seconds)}
+    every = {name: floats(requests, name) for name in _NAMES if name != "itl"}
+    known = {name: seconds[~np.isnan(seconds)] for name, seconds in every.items()}
+    return {name: seconds for name, seconds in known.items() if len(seconds)}
 
 
 def _common_load(table: pd.DataFrame) -> Any:

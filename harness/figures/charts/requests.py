@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
-from harness.results.tables import Floats, Ints
+from harness.results.columns import floats
+from harness.results.tables import Floats, Ints, Rows
 
 MOST_POINTS = 3000
 _EXTREMES = 400  # of the points that are kept, those with the largest values
 
 
-def requests_chart(requests: pd.DataFrame, limits: Mapping[str, float]) -> Chart | None:
+def requests_chart(requests: Rows, limits: Mapping[str, float]) -> Chart | None:
     """A point for each of the `requests`, or for some of very many. limits: the SLO in ms, by latency."""
-    requests = requests[requests["ttft"].to_numpy() > 0].sort_values("arrival_time", kind="stable")
+    requests = requests[floats(requests, "ttft") > 0]
     if requests.empty:
         return None
-    ttft = requests["ttft"].to_numpy(dtype=np.float64) * 1e3
+    requests = requests.iloc[np.argsort(floats(requests, "arrival_time"), kind="stable")]
+    ttft = floats(requests, "ttft") * 1e3
     rows = thinned(ttft)
     some = requests.iloc[rows]
-    texts = {"request": some["request_id"].astype(str).tolist()}
-    texts |= {name: [f"{each:,} tokens" for each in some[f"num_{name}_tokens"]] for name in ("prompt", "output")}
+    texts = {"request": [str(each) for each in some["request_id"].tolist()]}
+    for name in ("prompt", "output"):
+        texts[name] = [f"{each:,} tokens" for each in some[f"num_{name}_tokens"].tolist()]
     facts = f"{len(rows):,} of {len(ttft):,} requests, the slowest among them" if len(ttft) > MOST_POINTS else ""
     marks = [Mark(f"SLO TTFT {limits['ttft']:g} ms", "y", limits["ttft"])] if "ttft" in limits else []
     y = Axis("TTFT, ms", log=True)
-    arrival = requests["arrival_time"].to_numpy(dtype=np.float64)
+    arrival = floats(requests, "arrival_time")
     over_time = Series("requests", "points", arrival[rows], ttft[rows], marker="o", texts=texts)
     prompts = Series("", "points", some["num_prompt_tokens"].to_numpy(), ttft[rows], marker="o", texts=texts)
     lengths = Axis("prompt, tokens", log=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
 from harness.figures.subtitles import run_subtitle
+from harness.results.columns import floats, nan_max
 from harness.results.measures.servers import levels, step_integral
 from harness.results.measures.staffing import server_levels
-from harness.results.tables import Floats, RunResult, slot_uses
+from harness.results.tables import Floats, Rows, RunResult, slot_uses
 
 _MAX_BINS = 240
 _NEAR = 0.5  # of a limit
@@ -27,7 +27,7 @@ class _Bins:
     """Equal spans of time from 0 to the end of the last step, and the steps to be counted in them. Times in s."""
 
     edges: Floats
-    steps: pd.DataFrame
+    steps: Rows
 
     @property
     def width(self) -> float:
@@ -81,7 +81,7 @@ def timeline_chart(result: RunResult, summary: Mapping[str, Any], plot: PlotConf
 def cache_chart(result: RunResult, summary: Mapping[str, Any]) -> Chart | None:
     """Hit rate and where prompt tokens came from; None where no prompt token was found in the prefix cache."""
     bins = _bins(result)
-    if bins is None or "num_cached_tokens" not in result.steps or not _column(result, "num_cached_tokens").any():
+    if bins is None or "num_cached_tokens" not in result.step_rows or not _column(result, "num_cached_tokens").any():
         return None
     cached, prompt = (bins.total(_column(result, f"num_{name}_tokens")) for name in ("cached", "first_admitted"))
     since_start = _share(np.cumsum(cached), np.cumsum(prompt))
@@ -105,21 +105,24 @@ def cache_chart(result: RunResult, summary: Mapping[str, Any]) -> Chart | None:
 
 
 def _bins(result: RunResult) -> _Bins | None:
-    if result.steps.empty:
+    if result.step_rows.empty:
         return None
     starts, durations = (_column(result, name).astype(np.float64) for name in ("start_time", "duration"))
     end = float((starts + durations).max())
     if end <= 0:
         return None
-    return _Bins(np.linspace(0.0, end, min(_MAX_BINS, len(starts)) + 1), result.steps)
+    return _Bins(np.linspace(0.0, end, min(_MAX_BINS, len(starts)) + 1), result.step_rows)
 
 
 def _throughput(result: RunResult, bins: _Bins, plot: PlotConfig) -> list[Panel]:
     # Each decode gives a token, and so does the end of a prefill, which is counted at a request's first token time.
     # The token at the end of a prefill that repeats preempted work is therefore left out.
-    first_tokens = np.sort(result.requests["first_token_time"].dropna().to_numpy(dtype=np.float64))
+    first = floats(result.request_rows, "first_token_time")
+    first_tokens = np.sort(first[~np.isnan(first)])
     firsts = np.diff(np.searchsorted(first_tokens, bins.edges, side="right"))
-    accepted = _column(result, "num_accepted_tokens") if "num_accepted_tokens" in result.steps else 0  # of older runs
+    accepted = (
+        _column(result, "num_accepted_tokens") if "num_accepted_tokens" in result.step_rows else 0
+    )  # of older runs
     output = (bins.total(_column(result, "num_decode_seqs") + accepted) + firsts) / bins.width
     prefill = bins.total(_column(result, "num_prefill_tokens")) / bins.width
     return [
@@ -179,7 +182,7 @@ def _waste(result: RunResult, summary: Mapping[str, Any], bins: _Bins, plot: Plo
 
 def _last_arrival(result: RunResult, bins: _Bins) -> Sequence[Mark]:
     """A line where arrivals end: what follows is drain."""
-    last = float(result.requests["arrival_time"].max())
+    last = nan_max(floats(result.request_rows, "arrival_time"))
     return [Mark("last arrival", "x", last, "ink")] if 0 < last < bins.edges[-1] else []
 
 
@@ -195,7 +198,7 @@ def _with_window(panel: Panel, bins: _Bins, summary: Mapping[str, Any]) -> Panel
 
 
 def _column(result: RunResult, name: str) -> npt.NDArray[Any]:
-    return result.steps[name].to_numpy()
+    return result.step_rows[name].to_numpy()
 
 
 def _short(count: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from harness.figures.pages.page import Page
 from harness.results.stored.files import CAPACITY, REPORT, SEARCH, SUMMARY, VALIDATION
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_page(folder: Path, out_folder: Path | None = None) -> Path | None:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from harness.errors import TwinServeError
 from harness.figures.pages.words import count
 from harness.results.stored.files import read_summary
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_RUNS = 200  # whose notes are read
 

@@ -72,7 +72,7 @@ def run_page(folder: Path) -> Page:
             section("Sessions", _turn_table(summary)),
             section("Servers", server_table(summary), start_lines(summary)),
             section("Over time", figures(timeline, cache_chart(result, summary))),
-            section("Single requests", figures(requests_chart(counted(result.requests, summary), limits))),
+            section("Single requests", figures(requests_chart(counted(result.request_rows, summary), limits))),
             section("Facts", facts(_facts(summary))),
             section("Good to know", bullets(_warnings(summary))),
             reproduction(folder, summary.get("environment") or {}, config),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from harness.figures.chart import is_known
 from harness.figures.pages.elements import Cell
 from harness.results.summary import number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LATENCIES = {
     "ttft": "TTFT",

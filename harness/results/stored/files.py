@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ def _is_pool(value: Any) -> bool:
     )
 
 
-def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:
+def read_requests(folder: Path, columns: list[str]) -> Table:
     """Some columns of the requests table in a result folder; raises TwinServeError where it cannot be read."""
     return read_numbers(folder / REQUESTS, columns)
 
@@ -174,34 +175,44 @@ def read_gaps(folder: Path) -> Gaps:
     """The gaps in a result folder; raises TwinServeError where they cannot be read."""
     path = folder / GAPS
     table = read_numbers(path, ["value_s", "weight"])
-    values, weights = table["value_s"].to_numpy(dtype=np.float64), table["weight"].to_numpy()
+    values, weights = table["value_s"].to_numpy(np.float64), table["weight"].to_numpy()
     if weights.dtype.kind != "i" or not ((weights >= 0).all() and (values >= 0).all() and weights.sum() >= 0):
         raise TwinServeError(f"{path}: value_s must be times, and weight how many gaps have each")
     return Gaps(values, weights)
 
 
-def read_numbers(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+def read_numbers(path: Path, columns: list[str] | None = None) -> Table:
     """A table of a run, or some columns of it, of which all but the texts hold finite numbers, or NaN for what never
     happened; raises TwinServeError where it cannot be read or holds something else."""
-    table = read_table(path, columns)
-    for name in table.columns:
+    from harness.results.stored.parquet import read_parquet  # imported late, as --help and errors do without pyarrow
+
+    with _readable(path):
+        table = read_parquet(path, columns)
+    for name in table:
         if name in _COLUMNS_OF_TEXT or table.empty:
             continue
-        values = table[name]
+        values = table[name].to_numpy()
         is_whole = name in _WHOLE or (name.startswith("num_") and path.name == STEPS)
-        if values.dtype.kind not in "iuf" or np.isinf(values).any() or (is_whole and values.isna().any()):
+        if values.dtype.kind not in "iuf" or np.isinf(values).any() or (is_whole and np.isnan(values).any()):
             raise TwinServeError(f"{path}: no column of {'whole ' * is_whole}numbers: {name}")
     return table
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """A table, or some columns of it; raises TwinServeError where it cannot be read."""
+    """Any table, or some columns of it; raises TwinServeError where it cannot be read."""
+    with _readable(path):
+        import pandas as pd  # imported late, as a run and its page do without it
+
+        return pd.read_parquet(path, columns=columns)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What goes wrong with a table in the block, as a TwinServeError."""
     if not path.is_file():
         raise TwinServeError(f"{path}: missing from the result folder")
-    import pandas as pd  # imported late, as a run that is not read back does without it
-
     try:
-        return pd.read_parquet(path, columns=columns)
+        yield
     except Exception as error:  # of many types, from pyarrow and from pandas
         raise TwinServeError(f"{path}: not readable as Parquet ({_first_line(error)})") from error
 

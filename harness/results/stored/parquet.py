@@ -1,4 +1,4 @@
-"""Tables as Parquet files, without pandas: what a short run writes must not import it, as pyarrow's own converters do.
+"""Tables as Parquet files, without pandas: a short run and its page must not import it, as pyarrow's converters do.
 
 NaN is stored as a missing value, as pandas stores it. A long table is written in parts, so that no copy of all of it
 is made. Columns whose values hardly repeat, such as times, are written without a dictionary, which would take as long
@@ -7,7 +7,7 @@ as all else and be given up in the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from simulator.table import Categories, Column, Table
+from simulator.table import Categories, Column, Table, objects
 
 _PART_ROWS = 50_000
 _SAMPLE = 4096  # rows that tell whether the values of a column repeat
+_MOST_NAMES = 127  # that int8 codes can tell
 
 
 def write_parquet(path: Path, table: Table) -> None:
@@ -78,3 +79,50 @@ def _texts(texts: Sequence[str | None]) -> pa.Array:
     ends = np.cumsum([0, *map(len, pieces)], dtype=np.int32)
     known = _bits(np.array([text is not None for text in texts], dtype=bool))
     return pa.Array.from_buffers(pa.string(), len(texts), [known, pa.py_buffer(ends), pa.py_buffer(b"".join(pieces))])
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> Table:
+    """The columns of a file, or some of them, with NaN for what is missing. What is neither numbers nor flags is
+    `Categories`, where that was written and none is missing, or a column of objects.
+
+    Raises:
+        KeyError: the file has no such column.
+        pyarrow.ArrowException, OSError: it cannot be read.
+    """
+    with parquet.ParquetFile(path) as file:
+        known = file.schema_arrow.names
+        if missing := [name for name in columns or () if name not in known]:
+            raise KeyError(f"no column {missing[0]}")
+        stored = file.read(columns=None if columns is None else [*columns])
+    return Table({name: _column_of(stored[name]) for name in columns or known})
+
+
+def _column_of(stored: pa.ChunkedArray) -> Any:
+    kind, chunks = stored.type, [chunk for chunk in stored.unify_dictionaries().chunks if len(chunk)]
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return _joined(map(_numbers_in, chunks), kind)
+    if pa.types.is_boolean(kind) and not stored.null_count:
+        return _joined((_flags(chunk.buffers()[1], chunk) for chunk in chunks), kind)
+    if pa.types.is_dictionary(kind) and not stored.null_count:
+        names = chunks[0].dictionary.to_pylist() if chunks else []
+        if len(names) <= _MOST_NAMES and all(isinstance(name, str) for name in names):
+            codes = _joined((_numbers_in(chunk.indices) for chunk in chunks), kind.index_type)
+            return Categories(codes.astype(np.int8), names)
+    missing = None if pa.types.is_null(kind) else np.nan  # as pandas has them
+    return objects([missing if value is None else value for value in stored.to_pylist()])
+
+
+def _joined(parts: Iterable[NDArray[Any]], kind: pa.DataType) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, kind.to_pandas_dtype()), *parts])
+
+
+def _numbers_in(array: pa.Array) -> NDArray[Any]:
+    known, data = array.buffers()
+    values = np.frombuffer(data, array.type.to_pandas_dtype())[array.offset : array.offset + len(array)]
+    return np.where(_flags(known, array), values, np.nan) if array.null_count else values
+
+
+def _flags(bits: pa.Buffer, array: pa.Array) -> NDArray[np.bool_]:
+    """A bit for each value of an array."""
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
+    return flags[array.offset : array.offset + len(array)]

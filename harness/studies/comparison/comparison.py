@@ -22,6 +22,7 @@ from harness.results.tables import Floats
 from harness.studies.comparison.combine import combine
 from harness.studies.comparison.comparison_table import print_comparison
 from harness.studies.comparison.repeats import configurations, with_differences
+from simulator.table import Table
 
 _TIMES = ("arrival_time", "ttft", "tpot", "e2el")
 Curves = dict[str, dict[str, Floats]]
@@ -125,16 +126,16 @@ def _mean(curves: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
     return {name: np.mean([curve[name] for curve in curves if name in curve], axis=0) for name in names}
 
 
-def _check(requests: pd.DataFrame, folder: str, *, by_client: bool) -> None:
+def _check(requests: Table, folder: str, *, by_client: bool) -> None:
     """Raises TwinServeError unless all times are numbers, and those of finished requests are there: one token has no
     TPOT, and a client that gets an answer in one piece does not see its first token."""
     may_lack = ("tpot", "ttft") if by_client else ("tpot",)
     finished = (requests["status"] == "finished").to_numpy()
     for name in _TIMES:
-        values = requests[name]
+        values = requests[name].to_numpy()
         if not pd.api.types.is_float_dtype(values):
             raise TwinServeError(f"{folder}: {name} in {REQUESTS} is not of numbers")
-        seconds = values.to_numpy(dtype=np.float64)
+        seconds = values.astype(np.float64)
         known = seconds[~np.isnan(seconds)] if name in may_lack else seconds[finished]
         if not (np.isfinite(known) & (known >= 0)).all():
             raise TwinServeError(f"{folder}: {name} of finished requests in {REQUESTS} is not always a number >= 0")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness import run
-from harness.config.parse import parse
+from harness.config import parse
 from harness.config.pools import pools_of
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError

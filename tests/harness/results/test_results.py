@@ -46,6 +46,25 @@ def test_a_table_written_in_parts_comes_back(tmp_path: Path, monkeypatch: pytest
     pd.testing.assert_frame_equal(parts, whole)
 
 
+def test_tables_are_read_as_pandas_reads_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"n": rng.integers(-5, 5, 50), "time": rng.random(50), "flag": rng.random(50) < 0.5})
+    table["some"] = table["n"].where(table["flag"]).astype("Int64")
+    table["gap"] = table["time"].where(table["flag"])
+    table["status"] = pd.Categorical(rng.choice(["b", "a"], 50), categories=["a", "b", "c"])
+    table["error"] = table["status"].astype(object).where(table["flag"], np.nan)
+    table["nothing"] = None
+    for part in (table, table[:0], table[table["flag"]]):
+        part.to_parquet(tmp_path / "t.parquet", index=False, row_group_size=7)
+        read, asked = parquet.read_parquet(tmp_path / "t.parquet"), ["gap", "status", "n"]
+        whole = pd.read_parquet(tmp_path / "t.parquet").astype({"error": object})
+        whole = whole.astype({"some": float if part["some"].isna().any() else int})
+        pd.testing.assert_frame_equal(read.frame(), whole)
+        pd.testing.assert_frame_equal(parquet.read_parquet(tmp_path / "t.parquet", asked).frame(), whole[asked])
+    with pytest.raises(KeyError, match="other"):
+        parquet.read_parquet(tmp_path / "t.parquet", ["n", "other"])
+
+
 @pytest.mark.parametrize("until_s", [math.inf, 2.0])
 def test_what_is_written_comes_back(tmp_path: Path, until_s: float) -> None:
     result, summary = toy(until_s)

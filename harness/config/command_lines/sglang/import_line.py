@@ -24,7 +24,7 @@ from harness.config.command_lines.sglang.flags import NEUTRAL, OTHERS, SHORT
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, variable_notes, words_of
 from harness.config.command_lines.translation import Translation, refused_as, translation
 from harness.config.command_lines.values import chosen, decimal, formats, number
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.errors import ConfigError
 from simulator.versions.sglang_defaults import MOST_PREFILL_TOKENS, page_size
 

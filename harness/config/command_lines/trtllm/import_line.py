@@ -23,7 +23,7 @@ from harness.config.command_lines.known_models import KnownModels
 from harness.config.command_lines.tool import Tool, Values, own_flags, read_flags, table, variable_notes, words_of
 from harness.config.command_lines.translation import Translation, refused_as, translation
 from harness.config.command_lines.values import chosen, decimal, number
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.errors import ConfigError
 
 _OWN: dict[Values, str] = {

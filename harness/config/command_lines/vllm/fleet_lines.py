@@ -26,7 +26,7 @@ from harness.config.command_lines.vllm import import_line
 from harness.config.command_lines.vllm.line import read_line
 from harness.config.command_lines.vllm.routers import router_keys
 from harness.config.command_lines.vllm.servers import CONNECTORS, TRANSFER, side_of
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.config.schema.fleet import PoolConfig
 from harness.errors import ConfigError
 

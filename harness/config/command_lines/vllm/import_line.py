@@ -21,7 +21,7 @@ from harness.config.command_lines.values import chosen, decimal, formats, number
 from harness.config.command_lines.vllm.line import VllmLine, read_line
 from harness.config.command_lines.vllm.offloading import offloading
 from harness.config.command_lines.vllm.servers import servers
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.config.schema.system import All2AllBackend
 from harness.errors import ConfigError
 from simulator.versions.vllm_versions import vllm_version

@@ -8,7 +8,7 @@ from engine.documents import read_yaml
 from harness.api import run
 from harness.config.command_lines.importing import expand
 from harness.config.command_lines.known_models import OTHER_CONTEXT, SAME_SIZES
-from harness.config.composing.conf_tree import CONF
+from harness.config.composing import CONF
 from harness.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import run
+from harness.config import parse
 from harness.config.command_lines.vllm import serve_line as vllm_serve
 from harness.config.command_lines.vllm.serve_line import overrides, serve_command
-from harness.config.parse import parse
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from tests.harness.builders import composed, config
