@@ -18,23 +18,29 @@ PYTHON = (
     "routing",
     "planning/policy",
     "scheduler_options",
-    "kv/reservation",
+    "kv/reserved/reservation",
     "trtllm/options",
     "sglang/options",
 )
 COMPILED = [
     *sorted(path for path in Path("engine/core").rglob("[!_]*.py") if not path.as_posix()[12:].startswith(PYTHON)),
-    *(Path(f"engine/core/routing/{name}.py") for name in ("prefix_estimate", "draws", "loads")),
-    *sorted(Path("simulator/costs").glob("[!_]*.py")),
+    *(Path(f"engine/core/routing/{name}.py") for name in ("views/prefix_estimate", "draws", "views/loads")),
+    *sorted(Path("simulator/costs").rglob("[!_]*.py")),
     *(
         Path(f"simulator/{name}.py")
-        for name in ("arrivals", "nanoseconds", "fleets/desk", "versions/front_end", "fleets/gateway", "replica")
+        for name in (
+            "arrivals",
+            "decode_run",
+            "nanoseconds",
+            "fleets/desk",
+            "fleets/gateway",
+            "replica",
+            "versions/front_end",
+        )
     ),
     *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "phases", "shared", "timetable")),
-    *(
-        Path(f"harness/{name}.py")
-        for name in ("record/plan_log", "record/request_row", "record/transfer_log", "workload/content")
-    ),
+    *(Path(f"harness/record/{name}.py") for name in ("plan_log", "recorder", "request_row", "transfer_log")),
+    Path("harness/workload/content.py"),
 ]
 
 

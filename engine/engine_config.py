@@ -7,7 +7,7 @@ from collections import abc
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from engine.core.kv.reservation import FORESEEING, Contiguous
+from engine.core.kv.reserved.reservation import FORESEEING, Contiguous
 from engine.core.kv.tiers.tier import TierEviction
 from engine.core.scheduler_options import (
     OffloadOptions,

@@ -25,12 +25,12 @@ from typing import NamedTuple
 from experiments import ROOT, composed
 from harness.config import RunConfig
 from harness.engines.resolving.system import device_rates, model_shape
+from simulator.device import Device
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
 from simulator.models.experts import Experts
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.archive import FOLDER, Entry, entry_name, read_archive, write_archive

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from harness.config import RunConfig, parse
-from harness.config.composing.quoting import quoted
+from harness.config.quoting import quoted
 from harness.config.targets import import_targets
 from harness.engines.availability import check_engine
 from harness.errors import ConfigError, TwinServeError
@@ -32,8 +32,8 @@ from harness.studies.run import Write, nowhere, serve_trace
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.studies.capacity.found import FoundCapacity
     from harness.studies.comparison.compared import ComparedRuns
+    from harness.studies.found_capacity import FoundCapacity
 
 TraceLike = Union["pd.DataFrame", str, PathLike[str]]
 
@@ -132,7 +132,7 @@ def capacity(
         ConfigError, TraceError: as `run`.
     """
     from harness.studies.capacity.capacity import find  # imported late, as a run does without them
-    from harness.studies.capacity.found import FoundCapacity
+    from harness.studies.found_capacity import FoundCapacity
 
     kept = TemporaryDirectory(prefix="twinserve-") if folder is None else None
     place = Path(kept.name if kept else fspath(folder or ""))
@@ -192,7 +192,7 @@ def _served(asked: Asked) -> Run:
 
 
 def _job(asked: Asked) -> Run:
-    """A run of a sweep, of which an interrupt begins no other. A process of its own knows no code of the user's yet."""
+    """A run of a sweep, in a worker process, which imports the user's code first. An interrupt starts no other run."""
     import_targets(asked.config.model_dump())
     outcome = _served(asked)
     if isinstance(outcome.failure, KeyboardInterrupt):
@@ -201,7 +201,7 @@ def _job(asked: Asked) -> Run:
 
 
 def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list[str], pd.DataFrame | None]:
-    """The overrides that choose `trace`, too, and its rows where they are in memory."""
+    """The overrides together with those that choose `trace`, and the rows of `trace` if they are in memory."""
     if odd := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"{odd[0]!r}: an override is text, such as 'model=qwen3-8b'")
     if trace is None:
@@ -231,7 +231,7 @@ def _frame_type() -> type:
 
 
 def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:
-    """What overrides ask of `task`; raises ConfigError."""
+    """The configuration that overrides make for `task`; raises ConfigError."""
     from harness.config.command_lines import importing  # imported late, as the command line may know without Hydra
     from harness.config.composing.composer import compose, without_hydra
     from harness.config.composing.overrides import check_single

@@ -6,13 +6,13 @@ Times are int nanoseconds since the start of a run. Arrivals have no clock of th
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:  # the schema of the configuration, of which --help tells, does without numpy
     import numpy as np
     from numpy.typing import NDArray
 
-NEVER = 2**62 - 1  # later than any time of a run, in ns; a compiled core has objects for larger numbers only
+NEVER: Final = 2**62 - 1  # later than any time of a run, in ns; a compiled core has objects for larger numbers only
 
 
 class Arrivals(Protocol):

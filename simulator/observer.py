@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
+from simulator.decode_run import Durations
 
 
 class Observer(Protocol):
@@ -19,7 +17,7 @@ class Observer(Protocol):
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
         """A plan that runs next waits for its transfers first; not called of a plan without any."""
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         """A plan ran from `start_ns` on; one duration per step, a bare number for a single one."""
 
     def on_commit(self, outcome: StepOutcome) -> None: ...

@@ -8,28 +8,23 @@ them. A driver (`simulator.drivers`) lets the time between these pass:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER, Source
-from simulator.costs.cost import FEW_STEPS, CostModel
+from simulator.copies.transfers import TransferEngine
+from simulator.costs.cost import CostModel
+from simulator.decode_run import Run
 from simulator.observer import Observer
-from simulator.transfers import NoTransfers, TransferEngine
 
-_LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
-_LONGEST_RUN_NS = 1 << 61
-_GROWTH = 8  # times as many steps, since to price many at once takes hardly longer than to price one
+_LONGEST_STEP_NS: Final = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
+_LONGEST_RUN_NS: Final = 1 << 61
+_GROWTH: Final = 8  # times as many steps, since to price many at once takes hardly longer than to price one
 _TOO_LONG = "longer than a simulation can last: check the units of the device's rates"
-
-Run = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Durations of consecutive decode steps in ns, and their ends, counted from the start of the first."""
 
 
 class ImplausibleStepError(ValueError):
@@ -94,9 +89,10 @@ class Replica:
         self.outlook = self.source
         self.last_step_ns = 0
         self._lookahead = max_lookahead_steps
-        self._transfers = transfers or NoTransfers()
+        self._transfers = transfers
         self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
-        self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
+        self._start = 0  # of the run of steps that is under way
+        self._under_way: Run | None = None
         self._is_empty_ahead = False  # vLLM runs a step of nothing after the one that has ended
 
     @property
@@ -112,9 +108,9 @@ class Replica:
         """KV blocks that are free at a time within the run of steps that is under way, or after it."""
         num_free = self.scheduler.blocks.num_free_blocks
         if self._under_way is not None:
-            start, ends = self._under_way
+            run, passed_ns = self._under_way, now - self._start
             # Steps after the first that are planned by now: where one ends now, the next one only if planned ahead.
-            num_later = int(ends.searchsorted(now - start, "right" if self.scheduler.plans_ahead else "left"))
+            num_later = run.num_up_to(passed_ns) if self.scheduler.plans_ahead else run.num_before(passed_ns)
             num_free -= self.scheduler.num_blocks_due(num_later)
         return num_free
 
@@ -141,8 +137,8 @@ class Replica:
 
     def next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
-        next_ns, moved_ns = self.source.next_ns, self._transfers.next_ns
-        if moved_ns < next_ns:
+        next_ns = self.source.next_ns
+        if self._transfers is not None and (moved_ns := self._transfers.next_ns) < next_ns:
             next_ns = moved_ns
         if self._inbox and (came_ns := self._inbox[0][0]) < next_ns:
             next_ns = came_ns
@@ -155,7 +151,7 @@ class Replica:
 
     def take_in(self, until: int) -> None:
         """Hand the scheduler what has arrived up to `until`, and what came back from another tier."""
-        if self._transfers.next_ns <= until:
+        if self._transfers is not None and self._transfers.next_ns <= until:
             for sequence in self._transfers.pop_ready(until):
                 self.scheduler.ready(sequence)
         if self.source.next_ns <= until:
@@ -166,7 +162,7 @@ class Replica:
 
     def plan(self, now: int, lane: int = 0) -> StepPlan | None:
         """The next plan of a lane, of all that has arrived by now; None if there is nothing to do yet."""
-        if self.source.next_ns <= now or self._inbox or self._transfers.next_ns <= now:
+        if self.source.next_ns <= now or self._inbox or self._transfers is not None:
             self.take_in(now)
         plan = self.scheduler.schedule(now, lane)
         if self._is_empty_ahead and self.on_statistics is not None:
@@ -183,7 +179,7 @@ class Replica:
         """
         first = 0
         if plan.transfers or plan.parked or self.scheduler.blocks.connector is not None:
-            first = self._transfers.start(plan, now)
+            first = 0 if self._transfers is None else self._transfers.start(plan, now)
             self.observer.on_transfers(plan, first)
         work = plan.work
         if work.num_decodes or work.chunks:
@@ -193,45 +189,40 @@ class Replica:
         if plan.horizon == 1:
             return first
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
-        wait = self.next_event_ns() - now
-        limit = self._whole_plans((wait - 1) // first) if self.compress else self._lookahead
-        limit = min(limit, plan.horizon, max(self.reach * self._lookahead, self._steps_foreseen(now, first)))
+        limit = self._whole_plans((self.next_event_ns() - now - 1) // first) if self.compress else self._lookahead
+        if limit > plan.horizon:
+            limit = plan.horizon
+        if limit > (reach := self.reach * self._lookahead):
+            limit = min(limit, max(reach, self._steps_foreseen(now, first)))
         if limit <= 1:
             return first
-        durations = self._plausible(self.cost_model.decode_ns(work, limit), limit)
-        ends = np.add.accumulate(durations)
-        self._under_way = now, ends
-        return self.cut(now, (durations, ends))
+        return self._started(now, Run(self.cost_model.decode_ns(work, limit)))
 
     def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> int | Run | None:
         """The same run with more steps, where the plan goes on and no request is seen at the run's end."""
-        passed, end = (1, price) if isinstance(price, int) else (len(price[1]), price[1].item(-1))
+        passed, end = (1, price) if isinstance(price, int) else (price.num_steps, price.end)
         wait = self.next_event_ns() - start
         if passed == plan.horizon or not self.compress or self.is_stopping or (wait <= end and not self.plans_several):
             return None
-        durations, ends = (np.array([price]),) * 2 if isinstance(price, int) else price
-        limit = max(_GROWTH * passed, self._steps_foreseen(start, durations.item(0)))
+        run = Run([price]) if isinstance(price, int) else price
+        limit = max(_GROWTH * passed, self._steps_foreseen(start, run.first_ns))
         if wait <= end:
-            limit = self._steps_until_seen(wait, ends)
+            limit = self._steps_until_seen(wait, run)
         limit = min(limit, plan.horizon)
         if limit <= passed:
             return None
         later = self.cost_model.decode_ns(plan.work.after(passed), limit - passed)
-        durations = self._plausible(np.concatenate((durations, later)), limit)
-        ends = np.add.accumulate(durations)
-        self._under_way = start, ends
-        return self.cut(start, (durations, ends))
+        return self._started(start, run.followed_by(later))
 
     def cut(self, start: int, run: Run) -> int | Run:
         """The steps of the run that pass before the next request is seen; a single one as what it takes."""
-        durations, ends = run
-        if not self.compress or (wait := self.next_event_ns() - start) > ends.item(-1):
+        if not self.compress or (wait := self.next_event_ns() - start) > run.end:
             return run
-        num_steps = self._steps_until_seen(wait, ends)
+        num_steps = self._steps_until_seen(wait, run)
         if num_steps == 1:
             self._under_way = None
-            return durations.item(0)
-        return durations[:num_steps], ends[:num_steps]
+            return run.first_ns
+        return run.first(num_steps)
 
     def finish(self, plan: StepPlan, now: int, price: int | Run) -> tuple[StepPlan | None, int]:
         """Account for a plan that ran from `now` on as long as priced; returns the plan that was made meanwhile, and
@@ -245,11 +236,10 @@ class Replica:
             end, last = now + price, price
             self.observer.on_step(plan, now, price)
         else:
-            durations, ends = price
             self._under_way = None
-            scheduler.extend(plan, len(ends))
-            end, last = now + ends.item(-1), durations.item(-1)
-            self.observer.on_step(plan, now, durations)
+            scheduler.extend(plan, price.num_steps)
+            end, last = now + price.end, price.last_ns
+            self.observer.on_step(plan, now, price.durations)
         if end > _LONGEST_RUN_NS:
             raise ImplausibleStepError(f"the run would take {_TOO_LONG}")
         self.last_step_ns = last
@@ -277,19 +267,19 @@ class Replica:
         next_ns = self.outlook.next_ns
         return 0 if next_ns == NEVER else self._whole_plans((next_ns - start) // first)
 
-    def _plausible(self, durations: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
-        """The durations of the last of `num_steps` steps, if so many are a time."""
+    def _started(self, start: int, run: Run) -> int | Run:
+        """Let a run that begins at `start` be under way; returns as `cut`, for as many of its steps as are a time."""
         # Times grow with the contexts. A time beyond the range of int64 has become negative, a sum of times may.
-        if not 0 < (last := durations.item(-1)) <= _LONGEST_STEP_NS or last * num_steps > _LONGEST_RUN_NS:
-            raise ImplausibleStepError(f"{num_steps} steps would take {_TOO_LONG}")
-        return durations
+        if not 0 < (last := run.last_ns) <= _LONGEST_STEP_NS or last * run.num_steps > _LONGEST_RUN_NS:
+            raise ImplausibleStepError(f"{run.num_steps} steps would take {_TOO_LONG}")
+        self._start, self._under_way = start, run
+        return self.cut(start, run)
 
-    def _steps_until_seen(self, wait: int, ends: NDArray[np.int64]) -> int:
+    def _steps_until_seen(self, wait: int, run: Run) -> int:
         """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""
         if wait <= 0 and self.scheduler.plans_ahead:
             return 1  # in time for the step that is planned when this one begins
-        step = bisect_left(ends.tolist(), wait) if len(ends) <= FEW_STEPS else int(ends.searchsorted(wait))
-        return self._whole_plans(step)
+        return self._whole_plans(run.num_before(wait))
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

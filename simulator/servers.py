@@ -13,7 +13,8 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
-from simulator.connector_links import ConnectorLinks
+from simulator.copies.connector_links import ConnectorLinks
+from simulator.copies.transfers import NoTransfers, TransferEngine
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.ranks import RankCost, by_profile, by_rates
@@ -26,7 +27,6 @@ from simulator.models.model import layers_of_stages
 from simulator.observer import Observer
 from simulator.replica import Replica
 from simulator.system import System
-from simulator.transfers import NoTransfers, TransferEngine
 
 
 def make_replica(

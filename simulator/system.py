@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
 from simulator.acceptance import Speculation
 from simulator.calibration import Calibration
+from simulator.copies.tiers import Tiers
 from simulator.costs import linear
 from simulator.costs.constants import Constant, profiled_constants
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.profile.profile import Profile
 from simulator.quantities import RANGES
-from simulator.tiers import Tiers
 from simulator.versions.front_end_times import FrontEndTimes
 
 MakeCost = Callable[[Model, Device, int], CostModel]

@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -92,6 +92,12 @@ def test_no_circle_among_the_files_and_rooms_of_a_folder() -> None:
                 graphs[".".join(importer[:level])][importer[level]].add(imported[level])
     for graph in graphs.values():
         TopologicalSorter(graph).prepare()
+
+
+def test_a_room_has_at_most_twelve_files() -> None:
+    experiments = [path for path in (ROOT / "experiments").rglob("*.py") if path.parent.name != "__pycache__"]
+    rooms = Counter(path.parent for path in (*modules().values(), *experiments) if path.stem != "__init__")
+    assert max(rooms.values()) <= 12, rooms.most_common(3)
 
 
 def test_rooms_of_the_harness_import_downwards() -> None:

@@ -17,7 +17,6 @@ from engine.api.call_arguments import Params, check_params, params_of, prioritie
 from engine.api.calls import Calls, Stream
 from engine.api.detokenizer import TokenTexts
 from engine.api.llm_engine import LLMEngine
-from engine.api.model_folder import default_sampling_params, load_tokenizer
 from engine.api.outputs import RequestOutput
 from engine.api.prompts import Prompt, Prompts, read_prompts, render
 from engine.api.request_state import RequestState
@@ -25,6 +24,7 @@ from engine.api.step_report import StepReport
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, override
 from engine.json_file import ModelError
+from engine.model_folder import default_sampling_params, load_tokenizer
 from engine.models.model_config import ModelConfig
 from engine.runner.executors.executor import longest_sequence
 from engine.runner.executors.tensor_parallel import make_executor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class Clock:
     """How many tokens a sequence has gained, up to a constant, since it was tied to this clock."""
@@ -30,4 +32,4 @@ class DecodeClock(Clock):
         return self.step
 
 
-STOPPED = DecodeClock()  # the clock of a sequence that is not decoding; it never advances
+STOPPED: Final = DecodeClock()  # the clock of a sequence that is not decoding; it never advances

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.core.plan import Drafts, StepPlan
 from engine.core.sequence import Sequence
@@ -11,7 +11,8 @@ from engine.core.sequence import Sequence
 Stopped = abc.Mapping[Sequence, int]
 """Sequences that met a stop condition in a plan, with the number of tokens they generated past it."""
 
-NOBODY: Stopped = {}
+NOBODY: Final[Stopped] = {}
+_NONE_STARTED: Final[list[Sequence]] = []  # shared, as it is replaced and never changed
 
 
 class Verified(NamedTuple):
@@ -34,7 +35,7 @@ class Flight:
         drafts: how many tokens were drafted and accepted.
         padded: sequences admitted with padding, as if their drafts were under way.
         members: with a connector, the sequences that it computes something of.
-        freed: those of them that ended before it has run, and hold their blocks until then.
+        freed: who holds the blocks of those of them that ended or gave way before it has run, until then.
     """
 
     __slots__ = ("plan", "is_advanced", "started", "ended", "late", "victims", "drafts", "padded", "members", "freed")
@@ -45,7 +46,7 @@ class Flight:
         self.plan = plan
         self.padded = padded
         self.is_advanced = False
-        self.started: abc.Sequence[Sequence] = ()
+        self.started: list[Sequence] = _NONE_STARTED
         self.ended: list[Sequence] = []
         self.late: abc.Sequence[Sequence] = ()
         self.victims: abc.Sequence[Sequence] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.kv.tiers.tier import Transfer
@@ -15,13 +14,16 @@ if TYPE_CHECKING:  # so that --help is fast
     from numpy.typing import NDArray
 
 
-class PrefillChunk(NamedTuple):
+class PrefillChunk:
     """Compute `num_tokens` tokens of `sequence` from position `start` on; the last chunk yields tokens."""
 
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    is_last: bool
+    __slots__ = ("sequence", "start", "num_tokens", "is_last")
+
+    def __init__(self, sequence: Sequence, start: int, num_tokens: int, is_last: bool) -> None:
+        self.sequence = sequence
+        self.start = start
+        self.num_tokens = num_tokens
+        self.is_last = is_last
 
     @property
     def num_samples(self) -> int:
@@ -86,7 +88,8 @@ class StepPlan:
         parked: those of them that wait until their KV is back from another tier.
         preempted: sequences that lost their blocks and went back to the queue.
         paused: decoding sequences that keep their blocks but took no part in this step, or in one that came out empty.
-        transfers: blocks to copy before the step.
+        transfers: blocks to copy before the step; with vLLM's connector beside the steps, those of all jobs since the
+            last plan.
         growth: blocks appended for decoding sequences.
         horizon: how many consecutive decode steps may run before there is something to decide.
         num_steps: how many of them this plan covers; 1 until `Scheduler.extend`.
@@ -160,12 +163,8 @@ class StepPlan:
 
     def first_tokens(self, end_ns: int) -> list[Request]:
         """The requests that have their first token since the plan was committed at `end_ns`."""
-        ended = [sequence.request for sequence, _, _, is_last in self.prefills if is_last]
+        ended = [chunk.sequence.request for chunk in self.prefills if chunk.is_last]
         return [request for request in ended if request.first_token_time == end_ns]
-
-
-# From a tuple of all fields: what `_make` of a named tuple does, without a Python call for each of them.
-make_prefill_chunk = partial(tuple.__new__, PrefillChunk)
 
 
 PlanStart = tuple[int, int, Collection[int | None]]

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import abc
 
 from engine.core.admission.limits import Limits
+from engine.core.admission.refusal import Refusal
 from engine.core.admission.skipping_queue import SkippingQueue
 from engine.core.decodes.interface import NEVER, MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.kv.trees.radix import RadixManager
 from engine.core.plan import StepDraft, StepOutcome, StepPlan
 from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
-from engine.core.planning.refusal import Refusal
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.planning.storing import Storing
 from engine.core.running.progress import Progress
@@ -72,7 +72,7 @@ class Scheduler:
             longest = longest_prompt  # what gives way computes its output as part of its prompt
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
-        self.storing = None if blocks.connector is None else Storing(blocks, blocks.connector)
+        self.storing = None if blocks.connector is None else Storing(blocks.connector)
         if blocks.connector is not None:
             self.waiting = SkippingQueue(policy.order, holders_first=blocks.connector.rules.holders_first)
         self._policy = policy
@@ -211,6 +211,9 @@ class Scheduler:
                 self.wait_until = draft.wait_until
                 return None
             if self.storing is not None:
+                if self.plans_ahead:  # the next step is planned before it is known that the host has what this flushes
+                    self.wait_until = now
+                    return None
                 self.report(*self.storing.flush())
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
@@ -266,7 +269,7 @@ class Scheduler:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
             drafts: what became of them, where the decodes do not know it.
         """
-        flight = self._lanes[plan.lane].flights.popleft()
+        flight = self._lanes[plan.lane].flights.pop(0)
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
         resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped, drafts)
         finished: list[Request] = []

@@ -9,8 +9,9 @@ from engine.core.admission.waiting_queue import by_arrival, by_priority
 from engine.core.decodes.interface import MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.reserved.contiguous import ContiguousManager
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.kv.stateful import StatefulManager
 from engine.core.kv.tiers.tier import HOST, Tier
 from engine.core.kv.trees.radix import RadixManager
@@ -141,5 +142,7 @@ def _make_blocks(
     )
     if offload is not None and offload.rules is not None:
         cache = HostCache(num_host_blocks // offload.rules.chunk_blocks, offload.rules.recency)
-        blocks.connector = Connector(cache, block_size, offload.rules)
+        blocks.connector = Connector(cache, block_size, offload.rules, blocks.hashes_of)
+        if isinstance(blocks.pool, BlockPool):
+            blocks.pool.tail_first = True  # which blocks a store still reads when they are taken again, depends on it
     return blocks

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import abc
 from enum import Enum
+from typing import Final
 
 from engine.core.clock import STOPPED, Clock
 from engine.core.hashing import extend_hashes
 
-NO_HITS: abc.Mapping[str, int] = {}
+NO_HITS: Final[abc.Mapping[str, int]] = {}
 
 
 class RequestRefusedError(ValueError):
@@ -31,7 +32,12 @@ class SequenceStatus(Enum):
     ABORTED = "aborted"
 
 
-WAITING, _, PREFILLING, DECODING, PADDING, FINISHED, _ = SequenceStatus  # ten times as fast as a member's attribute
+# Ten times as fast as a member's attribute.
+WAITING: Final = SequenceStatus.WAITING
+PREFILLING: Final = SequenceStatus.PREFILLING
+DECODING: Final = SequenceStatus.DECODING
+PADDING: Final = SequenceStatus.PADDING
+FINISHED: Final = SequenceStatus.FINISHED
 
 
 class Request:
@@ -245,6 +251,13 @@ class Sequence:
         fork._num_computed_tokens = self.num_computed_tokens
         self.request.sequences.append(fork)
         return fork
+
+    def hand_over_blocks(self) -> Sequence:
+        """Let a sequence that is none of the request's hold its blocks from now on."""
+        holder = Sequence(self.request, self.token_ids, self.block_hashes)
+        holder.block_table, self.block_table = self.block_table, []
+        holder.num_registered_blocks, self.num_registered_blocks = self.num_registered_blocks, 0
+        return holder
 
     def hash_blocks(self, block_size: int, num_blocks: int) -> None:
         """Extend `block_hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept."""

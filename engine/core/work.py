@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import abc
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # numpy is imported when it is used, so that --help is fast
     import numpy as np
     from numpy.typing import NDArray
 
 
-class ChunkWork(NamedTuple):
+class ChunkWork:
     """`num_tokens` tokens of a prompt from position `start` on; the prompt's last chunk also yields a token."""
 
-    start: int
-    num_tokens: int
-    is_last: bool
+    __slots__ = ("start", "num_tokens", "is_last")
+
+    def __init__(self, start: int, num_tokens: int, is_last: bool) -> None:
+        self.start = start
+        self.num_tokens = num_tokens
+        self.is_last = is_last
 
 
 class StepWork:
@@ -100,6 +102,3 @@ class StepWork:
             (), self.num_decodes, contexts, self.num_squared_context_tokens + squared_growth,
             tokens_per_decode=self.tokens_per_decode,
         )  # fmt: skip
-
-
-make_chunk_work = partial(tuple.__new__, ChunkWork)  # from a tuple of all fields, as `_make`, without a Python call

@@ -27,16 +27,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments import (
-    FIDELITY,
-    RESULTS,
-    ROOT,
-    measured_fleet,
-    measured_pd,
-    ordinary_servers,
-    other_gpus,
-    published_runs,
-)
+from experiments import FIDELITY, RESULTS, ROOT
+from experiments.board import measured_fleet, measured_pd, ordinary_servers, other_gpus, published_runs
 from experiments.board.classes import classes, known_errors, without_repeated
 from experiments.board.figures import board_chart
 from experiments.board.pages import write_pages

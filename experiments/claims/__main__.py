@@ -7,9 +7,9 @@
     python -m experiments.claims --figures paper --width column --formats svg,pdf
                                                   the stored figures for a paper, in folder `paper`, and nothing else
 
-Each claim is a file of this folder. It is tried in simulation, of a GPU and of a tiny model, and with that tiny model
-in the real engine on this machine's CPU. Writes experiments/results/claims.json, docs/claims/<name>.png and
-experiments/claims/README.md.
+Each claim is a file of the folders `memory` and `scheduling`. It is tried in simulation, of a GPU and of a tiny model,
+and with that tiny model in the real engine on this machine's CPU. Writes experiments/results/claims.json,
+docs/claims/<name>.png and experiments/claims/README.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments import RESULTS, ROOT
+from experiments import RESULTS, ROOT, write_result
 from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
@@ -35,10 +35,13 @@ from harness.figures.style import write_figures
 from harness.results.stored.environment import environment
 from harness.results.stored.files import write_whole
 
-NAMES = (
-    "waste", "batching", "prefix_caching", "sharing", "block_size", "preemption", "gqa", "kv_quantization",
-    "priority", "chunk_size", "async_scheduling", "speculation", "offload",
-)  # fmt: skip
+ROOMS = {
+    "waste": "memory", "batching": "scheduling", "prefix_caching": "memory", "sharing": "memory",
+    "block_size": "memory", "preemption": "scheduling", "gqa": "memory", "kv_quantization": "memory",
+    "priority": "scheduling", "chunk_size": "scheduling", "async_scheduling": "scheduling",
+    "speculation": "scheduling", "offload": "memory",
+}  # fmt: skip
+NAMES = tuple(ROOMS)
 STORE = RESULTS / "claims.json"
 
 
@@ -66,8 +69,7 @@ def main() -> None:
             print(name, end=" ", flush=True)
             stored[name] = measured(claims[name])
             print(f"{stored[name]['seconds']} s", flush=True)
-            text = json.dumps(stored, indent=1) + "\n"
-            write_whole(STORE, lambda path, text=text: path.write_text(text))  # type: ignore[misc]
+            write_result(STORE, stored)
     known = {name: claim for name, claim in claims.items() if name in stored}
     if folder:
         plot = PlotConfig(width=args.width, formats=args.formats.split(","))
@@ -80,7 +82,7 @@ def main() -> None:
 
 
 def claim_of(name: str) -> Claim:
-    claim = import_module(f"experiments.claims.{name}").CLAIM
+    claim = import_module(f"experiments.claims.{ROOMS[name]}.{name}").CLAIM
     assert isinstance(claim, Claim)
     return claim
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments.board.published_runs import vllm_settings
 from experiments.fidelity.lab import Lab, print_errors
-from experiments.published_runs import vllm_settings
 
 
 def database(lab: Lab, data: Path, profile: str) -> None:

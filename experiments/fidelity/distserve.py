@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments.board.published_runs import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings
 from experiments.fidelity.lab import Lab, print_errors
-from experiments.published_runs import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings
 
 
 def distserve(lab: Lab, data: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from simulator.device import Device
 from simulator.models.decoder import decoder
-from simulator.models.hardware import Device
 from simulator.models.kv_pool import GIB, KVPool
 from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model

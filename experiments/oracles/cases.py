@@ -128,6 +128,13 @@ GROUPS = {
     "offloading, async": Group(_ASYNC, offloads=True),
     "offloading, async, stops and aborts": Group(_ASYNC, offloads=True, stops=True, aborts=True),
     "offloading, threshold": Group(offloads=True, threshold=True, stops=True),
+    "offloading, priority": Group(_PRIORITY, offloads=True, stops=True, aborts=True, priorities=True),
+    "offloading, priority, async": Group(_PRIORITY | _ASYNC, offloads=True, stops=True, aborts=True, priorities=True),
+    "offloading, all new options, async": Group(
+        _PRIORITY | _FIRST_CHUNK | _ASYNC, True, True, True, True, offloads=True
+    ),
+    "offloading, drafts": Group(offloads=True, drafts=True, stops=True, aborts=True),
+    "offloading, async drafts": Group(_ASYNC, offloads=True, drafts=True, stops=True, aborts=True),
     "drafts": Group(drafts=True),
     "drafts, no prefix cache": Group({"enable_prefix_caching": False}, drafts=True, stops=True, aborts=True),
     "drafts, stops and aborts": Group(drafts=True, stops=True, aborts=True),

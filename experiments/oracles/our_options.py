@@ -37,19 +37,6 @@ def offloading_as_vllm(options: Options, version: str) -> OffloadOptions | None:
     return OffloadOptions(rules=OffloadingRules(options.chunk_blocks, **vllm_version(version).offloading))
 
 
-def as_nano_vllm(options: Options) -> SchedulerOptions:
-    """The options with which the core decides as nano-vllm does."""
-    return SchedulerOptions(
-        policy="prefill_first",
-        watermark=0.0,
-        eviction="lru",
-        victim="last",
-        full_hit="recompute_block",
-        queue="fcfs",
-        enable_prefix_caching=options.enable_prefix_caching,
-    )
-
-
 def as_sglang(options: SglangOptions) -> SchedulerOptions:
     """The options with which the core decides as SGLang does."""
     own = ("schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")

@@ -21,8 +21,8 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Case, Request
-from experiments.oracles.offloading import TransferSteps
 from experiments.oracles.steps import Step
+from experiments.oracles.theirs.offloading import TransferSteps
 
 
 class Place(NamedTuple):
@@ -165,7 +165,7 @@ class OurEngine:
         orders, counts = due
         for job in orders.jobs:
             self._transfers.add(job.number, job.sequence.request_id, is_store=job.is_store)
-        self._transfers.keep(connector.is_under_way)
+        self._transfers.keep(connector.jobs.under_way)
         self._scheduler.report(self._transfers.pass_step(orders.flushed, counts=counts), orders.ended)
 
     def _start(self, plan: StepPlan, most: int) -> _Flight:

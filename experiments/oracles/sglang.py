@@ -24,9 +24,9 @@ sys.path[0] = str(ROOT)  # instead of this file's folder, where `sglang` would b
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.our_options import as_sglang  # noqa: E402
 from experiments.oracles.sglang_cases import GROUPS, SglangOptions, make_case  # noqa: E402
-from experiments.oracles.sglang_engine import SglangEngine  # noqa: E402
-from experiments.oracles.sglang_modules import VERSION, loaded  # noqa: E402
 from experiments.oracles.steps import run  # noqa: E402
+from experiments.oracles.theirs.sglang_engine import SglangEngine  # noqa: E402
+from experiments.oracles.theirs.sglang_modules import VERSION, loaded  # noqa: E402
 
 
 def compare(name: str, numbers: range, sglang: SimpleNamespace, cache: str) -> Tally:

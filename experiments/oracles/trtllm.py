@@ -24,9 +24,9 @@ sys.path[0] = str(ROOT)  # instead of this file's folder
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.our_options import as_trtllm  # noqa: E402
 from experiments.oracles.steps import run  # noqa: E402
+from experiments.oracles.theirs.trtllm_engine import FaultError, TrtllmEngine  # noqa: E402
+from experiments.oracles.theirs.trtllm_modules import loaded  # noqa: E402
 from experiments.oracles.trtllm_cases import GROUPS, TrtllmOptions, make_case  # noqa: E402
-from experiments.oracles.trtllm_engine import FaultError, TrtllmEngine  # noqa: E402
-from experiments.oracles.trtllm_modules import loaded  # noqa: E402
 
 
 def compare(name: str, numbers: range, trtllm: SimpleNamespace) -> Tally:

@@ -20,13 +20,13 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # instead of this file's folder, where `vllm` would be this file
 
-from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
+from experiments.oracles.cases import GROUPS, make_case  # noqa: E402
 from experiments.oracles.comparison import Tally, cases_parser, difference_from_ours, report  # noqa: E402
 from experiments.oracles.our_options import as_vllm, offloading_as_vllm  # noqa: E402
-from experiments.oracles.steps import EndlessError, Step, run  # noqa: E402
-from experiments.oracles.vllm_balancing import BALANCING, compare_balancing  # noqa: E402
-from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
-from experiments.oracles.vllm_modules import load  # noqa: E402
+from experiments.oracles.steps import EndlessError, run  # noqa: E402
+from experiments.oracles.theirs.vllm_balancing import BALANCING, compare_balancing  # noqa: E402
+from experiments.oracles.theirs.vllm_engine import VllmEngine  # noqa: E402
+from experiments.oracles.theirs.vllm_modules import load  # noqa: E402
 
 
 def compare(name: str, numbers: range, corrected: SimpleNamespace, original: SimpleNamespace) -> Tally:
@@ -36,8 +36,9 @@ def compare(name: str, numbers: range, corrected: SimpleNamespace, original: Sim
         case = make_case(name, number)
         options = as_vllm(case.options, corrected.version)
         offload = offloading_as_vllm(case.options, corrected.version)
+        engine = VllmEngine(corrected, case, corrected=True)
         try:
-            expected = _run_vllm(corrected, case, is_corrected=True)
+            expected = run(engine, case)
         except AssertionError:  # vLLM breaks off: see the README
             tally.num_faulty += 1
             continue
@@ -46,23 +47,18 @@ def compare(name: str, numbers: range, corrected: SimpleNamespace, original: Sim
             difference = difference_from_ours(error.steps, case, options, offload, ends=False)
         else:
             tally.count(expected)
-            tally.num_faulty += expected != _run_vllm(original, case, is_corrected=False)
+            if engine.num_forgotten_blocks or case.options.scheduling_policy == "priority":  # else there are no faults
+                tally.num_faulty += expected != run(VllmEngine(original, case, corrected=False), case)
             difference = difference_from_ours(expected, case, options, offload)
         if difference:
             tally.differences.append((number, difference))
     return tally
 
 
-def _run_vllm(vllm: SimpleNamespace, case: Case, *, is_corrected: bool) -> list[Step]:
-    return run(VllmEngine(vllm, case, corrected=is_corrected), case)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     args = cases_parser(__doc__, "vllm", [*GROUPS, BALANCING], 100).parse_args(arguments)
     corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
     names = [name for name in args.only if name != BALANCING]
-    if corrected.version == "0.27":  # see the README
-        names = [name for name in names if not name.startswith("offloading, async")]
     numbers = range(args.first, args.first + args.cases)
     tallies = [compare(name, numbers, corrected, original) for name in names]
     if BALANCING in args.only:

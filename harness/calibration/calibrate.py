@@ -164,7 +164,7 @@ def _with_prior(misfit: Misfit, known: Mapping[str, Constant]) -> Misfit:
 
 
 def _with_distances(residuals: Residuals, known: Mapping[str, Constant]) -> Residuals:
-    """The vector whose norm is that of `_with_prior`."""
+    """Residuals with the distances from known constants appended: the squared norm is what `_with_prior` adds up."""
     return lambda constants: np.concatenate([residuals(constants), _distances(constants, known)])
 
 

@@ -26,8 +26,8 @@ from harness.config import PoissonArrival, RunConfig, SimEngine
 from harness.engines.endpoint.engine import EndpointEngine
 from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
-from harness.measured.names import NAMES
 from harness.record.progress_bar import Terminal
+from harness.results.compared_names import NAMES
 from harness.results.stored.files import CALIBRATION, MEASURED
 from harness.results.tables import Floats
 from harness.results.terminal import print_line
@@ -131,7 +131,7 @@ def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
 
 
 def _first(config: RunConfig, count: int) -> tuple[Trace, RunConfig]:
-    """So many requests of the trace, and the configuration that has no more of them."""
+    """The first `count` requests of the trace, and the configuration with that many requests."""
     key = "limit" if getattr(config.trace, "num_requests", None) is None else "num_requests"
     count = min(count, getattr(config.trace, "limit", None) or count)
     config = config.model_copy(update={"trace": config.trace.model_copy(update={key: count})})

@@ -1,6 +1,6 @@
 """What must hold between the keys of a run."""
 
-from engine.core.kv.reservation import FORESEEING
+from engine.core.kv.reserved.reservation import FORESEEING
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from engine.engine_config import conflict_with_pages
 from harness.config.run_keys import RunKeys
@@ -145,7 +145,7 @@ def _check_connector(config: RunKeys) -> None:
     if not config.tiers.offload or config.tiers.rule != "vllm":
         return
     wrong = {
-        f"speculation={config.speculation.kind}": config.speculation.kind != "none",
+        f"speculation={config.speculation.kind}": config.speculation.kind == "draft_model",
         f"data_parallel_size={config.data_parallel_size}": config.data_parallel_size > 1,
         f"trace.n={config.trace.n}": config.trace.n > 1,
         "fleet: prompts on servers of their own": config.is_apart,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.documents import errors_as, read_yaml
 from harness.config.composing import CONF
-from harness.config.composing.device_names import device_option
+from harness.config.device_names import device_option
 from harness.config.schema.system import DeviceConfig
 from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError

@@ -28,6 +28,7 @@ from harness.workload.rows.value_checks import as_floats
 
 _LENGTHS = ("num_prompt_tokens", "num_output_tokens")
 _COLUMNS = ("arrival_time", "first_token_time", "finish_time", *_LENGTHS)
+_LONGEST_LIST = 400  # characters of a message
 _DURATIONS = {"first_token_time": "ttft", "finish_time": "e2el"}  # from the arrival, in place of times
 _GUIDELLM = dict(zip(_COLUMNS, ("request_start", "first_token_iteration", "last_token_iteration", "prompt_tokens",
                                 "output_tokens"), strict=True))  # fmt: skip
@@ -102,7 +103,9 @@ def read_csv(path: Path, names: Mapping[str, str]) -> MeasuredRun:
         table = pd.read_csv(StringIO(read_text(path)), skipinitialspace=True)
     except (ValueError, OverflowError) as error:
         raise MeasuredRunError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
-    there = f"there are {', '.join(map(str, table.columns))}; see validation.columns"
+    listed = ", ".join(map(str, table.columns))
+    listed = listed if len(listed) <= _LONGEST_LIST else f"{listed[:_LONGEST_LIST]} ..."
+    there = f"there are {listed}; see validation.columns"
     if absent := [name for name in names if name not in table]:
         raise MeasuredRunError(f"{path}: no column {absent[0]}; {there}")
     own_names = {name.removesuffix("_ms"): name for name in map(str, table)} | {names[own]: own for own in names}

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import MeasuredRunError
-from harness.measured.logged_pool import logged_pool
+from harness.measured.engine_settings import check_parallelism, logged_pool
 from harness.measured.measured_run import (
     MAX_SPAN_S,
     MeasuredRun,
@@ -31,7 +31,6 @@ from harness.measured.measured_run import (
     series_table,
     trace_of,
 )
-from harness.measured.parallelism import check_parallelism
 from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines, read_text
 
 _FIELDS = (

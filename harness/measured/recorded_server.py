@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.documents import user_path
-from harness.config.composing.quoting import quoted
+from harness.config.quoting import quoted
 from harness.errors import MeasuredRunError
 from harness.measured import public_servers
 from harness.measured.records import read_json, read_text

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import MeasuredRunError
-from harness.measured.logged_pool import logged_pool
+from harness.measured.engine_settings import check_parallelism, logged_pool
 from harness.measured.measured_run import (
     MeasuredRun,
     check_order,
@@ -26,7 +26,6 @@ from harness.measured.measured_run import (
     series_table,
     trace_of,
 )
-from harness.measured.parallelism import check_parallelism
 from harness.measured.records import as_number, check_lengths, number_columns, read_json
 from harness.results.tables import Floats
 from harness.workload.rows.sieve import MAX_BAD_SHARE

@@ -6,7 +6,7 @@ A row of counts for each plan, a duration for each step, a row for each request.
 from __future__ import annotations
 
 from array import array
-from struct import Struct
+from struct import Struct, pack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request
 from harness.record.request_row import request_row
 from harness.record.transfer_log import TransferLog
+from simulator.decode_run import Durations
 
 PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
@@ -30,7 +31,7 @@ class PlanLog:
 
     Attributes:
         num_plans: so many were added.
-        last_step: when the last plan began, and what its steps took.
+        last_start_ns, last_ns: when the last plan began, and what its steps took.
         plans: `PLAN_COLUMNS` of each.
         durations: of each step, in ns.
         growth: plan, step in the plan and blocks, where blocks were taken within a plan.
@@ -42,7 +43,8 @@ class PlanLog:
     """
 
     def __init__(self) -> None:
-        self.last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)
+        self.last_start_ns = 0
+        self.last_ns: Durations | int = 0
         self.prompts: dict[int, int] = {}
         self.transfers = TransferLog()
         self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
@@ -58,14 +60,17 @@ class PlanLog:
         self.drafts = array("q")
         self.requests = array("q")
 
-    def add(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int, start: PlanStart | None) -> int:
+    def add(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int, start: PlanStart | None) -> int:
         """Add a plan that ran from `start_ns` on; returns when its first step ended."""
         if isinstance(durations_ns, int):
             first_end = start_ns + durations_ns
             self.durations.append(durations_ns)
         else:
-            first_end = start_ns + durations_ns.item(0)
-            self.durations.frombytes(durations_ns.tobytes())
+            first_end = start_ns + int(durations_ns[0])
+            if isinstance(durations_ns, list):
+                self.durations.fromlist(durations_ns)
+            else:
+                self.durations.frombytes(durations_ns.tobytes())
             later: list[int] = []
             for each in plan.growth:
                 if each.ahead:
@@ -73,14 +78,14 @@ class PlanLog:
                     later.append(each.ahead)
                     later.append(len(each.blocks))
             if later:
-                self.growth.fromlist(later)
+                self.growth.frombytes(pack(f"{len(later)}q", *later))
         admitted, cached, last_token_times = start or plan_start(plan)
         for time in last_token_times:
             assert time is not None, "a sequence that decodes has got a token"
             self.single_gaps.append(first_end - time)
         prefill_tokens = 0
         for chunk in plan.prefills:
-            prefill_tokens += chunk[2]
+            prefill_tokens += chunk.num_tokens
         self.plans.frombytes(
             _PACK(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes - plan.num_padding_seqs, prefill_tokens,
@@ -95,7 +100,7 @@ class PlanLog:
             self.transfers.note_parked(plan, start_ns)
         if plan.work.tokens_per_decode > 1:
             self._contexts = plan.work.contexts(plan.num_steps)
-        self.last_step = start_ns, durations_ns
+        self.last_start_ns, self.last_ns = start_ns, durations_ns
         return first_end
 
     def note_outcome(self, outcome: StepOutcome) -> int:

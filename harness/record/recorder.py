@@ -23,6 +23,7 @@ from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
 from harness.record.step_columns import TIME_COLUMNS, StepLog, matrix, table_of
 from harness.results.tables import Gaps
+from simulator.decode_run import Durations
 from simulator.table import Table
 
 if TYPE_CHECKING:  # the real engine brings torch
@@ -56,8 +57,8 @@ class Recorder:
 
     @property
     def now_ns(self) -> int:
-        start, durations = self._log.last_step
-        return start + (durations if isinstance(durations, int) else int(durations.sum()))
+        start, durations = self._log.last_start_ns, self._log.last_ns
+        return start + (durations if isinstance(durations, int) else int(np.sum(durations)))
 
     # -- while the run goes on ------------------------------------------------------------------------------------
 
@@ -77,7 +78,7 @@ class Recorder:
         self,
         plan: StepPlan,
         start_ns: int,
-        durations_ns: NDArray[np.int64] | int,
+        durations_ns: Durations | int,
         start: PlanStart | None = None,
     ) -> None:
         """A plan ran; `start` is what was known when it began, by default what is known now."""

@@ -50,9 +50,10 @@ class SpanLog:
         for sequence in plan.fresh_decodes:
             if sequence in self._changes:  # it is neither padding nor a fork that has not given way yet
                 self._change(sequence, DECODE, start_ns)
-        for sequence, _, _, is_last in plan.prefills:
+        for chunk in plan.prefills:
+            sequence = chunk.sequence
             self._change(sequence, PREFILL, start_ns)
-            if is_last:
+            if chunk.is_last:
                 self._change(sequence, DECODE, first_end_ns)
                 if sequence.request.num_sequences > 1:
                     self._forked[sequence.request] = None

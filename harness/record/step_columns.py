@@ -147,7 +147,7 @@ def _since_first(totals: NDArray[np.int64], first: NDArray[np.int64], plan: NDAr
 
 
 def _times(logs: Sequence[StepLog]) -> NDArray[Any] | None:
-    """Times of all plans on a real clock, NaN for servers that have none; None where nobody has any."""
+    """Times of all plans on a real clock, NaN for servers without them; None if no server has any."""
     if not any(len(log.times) for log in logs):
         return None
     return _joined(

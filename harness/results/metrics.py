@@ -47,7 +47,7 @@ class Window:
     end_s: float
 
     def contains(self, arrival_s: Floats) -> Bools:
-        """bool[n]. A request that never arrived (NaN) is not cut: an interrupted run still owes it an answer."""
+        """bool[n]. Requests without an arrival time (NaN), which an interrupted run never sent, are kept."""
         return np.isnan(arrival_s) | ((arrival_s >= self.start_s) & (arrival_s <= self.end_s))
 
 
@@ -207,7 +207,7 @@ def _handed_over(result: RunResult, requests: Rows) -> dict[str, Any]:
 
 
 def _server_of(requests: Rows, role: str) -> npt.NDArray[np.int64]:
-    """The server of each request that has this role, -1 without one; no request may have got as far as a second one."""
+    """Of each request the number of its server with this role, or -1; the column may be missing."""
     if role == "prefill" and "prefill_server" not in requests:
         return np.full(len(requests), -1)
     servers: npt.NDArray[np.int64] = requests["prefill_server" if role == "prefill" else "server"].to_numpy()
@@ -221,10 +221,10 @@ _OF_A_SERVER = (
 
 
 def _of_servers(result: RunResult, requests: Rows, start: float, duration: float) -> list[dict[str, Any]]:
-    """Of each server its share of the `requests` that count, and the metrics that it would have alone.
+    """Of each server the `requests` that it served, of those that count, and its own metrics.
 
-    The requests of a server that computes prompts are those of the prompts. Servers that never had anything to do are
-    alike, and there may be hundreds.
+    A server for prompts served the requests whose prompts it computed. The row of one idle server is that of all with
+    its role, as there may be hundreds.
     """
     found: list[dict[str, Any]] = []
     busy, idle = set(result.step_rows["server"].tolist()), dict[str, dict[str, Any]]()
@@ -255,7 +255,7 @@ def _of_servers(result: RunResult, requests: Rows, start: float, duration: float
 
 
 def _imbalance(servers: Sequence[Mapping[str, Any]]) -> float:
-    """The most requests of a server over the mean of the servers of its role, where that is worst."""
+    """The largest number of requests of a server, over the mean of its role; the largest ratio of all roles."""
     counts: dict[str, list[int]] = {}
     for server in servers:
         counts.setdefault(server["role"], []).append(server["num_requests"])

@@ -16,7 +16,7 @@ from harness.results.statistics.latencies import percentile_name
 
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
-_TOO_SHORT = "±?"  # in place of half an interval that is not known, or is ten times the value
+_TOO_SHORT = "±?"  # half an interval is unknown, or ten times the value
 _VERDICTS = {
     "stable": ("STABLE", "bold green"),
     "overloaded": ("OVERLOADED", "bold red"),
@@ -34,8 +34,8 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
 
 
 def scheduler_text(summary: Mapping[str, Any]) -> str | None:
-    """The policy; vLLM where all settings of the servers' schedulers are of vLLM."""
-    line = summary.get("vllm_command") or ""  # it names what vLLM has no flag for; SGLang's, with its scheduler
+    """The name of the policy, or "vLLM" where vLLM has all scheduler settings of the servers."""
+    line = summary.get("vllm_command") or ""  # with a comment on what vLLM has no flag for
     is_vllms = "vllm serve" in line and "scheduler." not in line.partition("not in vLLM")[2]
     return "vLLM" if is_vllms else summary.get("policy")
 
@@ -77,7 +77,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
 
 
 def _latency_table(summary: Mapping[str, Any]) -> Table:
-    """Values, with half of the 95 % interval in percent where it is known and latencies do not grow with the run."""
+    """Values and, unless the run was overloaded, half of their 95 % intervals in percent."""
     shown = [key for key in _STATISTICS if f"{key}_ttft_ms" in summary]
     bounded, told = summary.get("verdict") != "overloaded", set[str]()
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))

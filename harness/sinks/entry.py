@@ -94,7 +94,7 @@ def sweep_entry(folder: Path, num_failed: int, num_runs: int) -> Entry:
 
 
 def _mapping(path: Path) -> Mapping[str, Any]:
-    """The contents of a file; nothing where it is missing or damaged, of which other tasks tell."""
+    """The contents of a file; empty where it is missing or damaged, which other tasks report."""
     try:
         content = (read_yaml if path.suffix == ".yaml" else read_json)(path)
     except (DocumentError, OSError):

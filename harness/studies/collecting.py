@@ -105,7 +105,7 @@ def _described(pools: Sequence[Pool], pool_blocks: Sequence[int]) -> list[dict[s
 
 @cache
 def _environment() -> dict[str, Any]:
-    """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
+    """Asked for once in a process, which does not change: git takes longer than a short simulation."""
     return environment()
 
 

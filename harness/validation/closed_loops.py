@@ -79,7 +79,7 @@ def _selection(config: RunConfig) -> dict[str, str]:
 
 
 def labels_of(client: ValidationConfig) -> Labels:
-    """Which layouts the servers had that rows are labelled with."""
+    """The layouts of servers that the labels of the rows stand for."""
     return Labels(client.ranks_from, client.shares_experts)
 
 

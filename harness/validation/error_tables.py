@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.measured.names import NAMES
+from harness.results.compared_names import NAMES
 from harness.results.metrics import json_ready
 from harness.results.statistics.latencies import LATENCIES
 from harness.results.stored.files import (

@@ -85,7 +85,7 @@ def block_identities(
     """Return a function from a row to the identities of its full blocks of `block_size` tokens; None without contents.
 
     From token ids: the hashes of the real engine. From hash ids: the id that a block's last token falls under, and
-    how far into it the block ends; hash ids are positional, so equal pairs mean equal prefixes. From sessions, whose
+    where in it the block ends; hash ids are positional, so equal pairs mean equal prefixes. From sessions, whose
     prompts repeat all that was said before: the line of the session and the block's number, outputs included.
     """
     table = trace.rows
@@ -98,14 +98,13 @@ def block_identities(
         assert span is not None
         lengths: list[int] = prompts.tolist()
         has_several = any(len(ids) > 1 for ids in hash_ids)  # otherwise a hash id may be of any length
-        # Ends of the blocks in a hash id that covers whole ones.
-        ends = np.arange(block_size - 1, span if has_several else 0, block_size)
+        within = np.arange(span // block_size if has_several else 0)  # the blocks of a hash id that covers whole ones
         # an answer that a later prompt begins with is in the hash ids of that prompt
         teller = continuing_rows(trace)
         totals = (table["num_prompt_tokens"] + table["num_output_tokens"]).tolist() if teller else []
         for row in teller:
             lengths[row] = min(totals[row], max_model_len)
-        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, ends, lengths[row], block_size)
+        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, within, lengths[row], block_size)
     if "session_id" in table:
         lines, num_blocks = Lines(trace, block_size), _num_blocks(trace, block_size, max_model_len)
         return lambda row: lines.identities(row, num_blocks[row])
@@ -152,13 +151,18 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
 
 
 def _from_hash_ids(
-    hash_ids: NDArray[np.int64], span: int, ends: NDArray[np.int64], num_tokens: int, block_size: int
+    hash_ids: NDArray[np.int64], span: int, within: NDArray[np.int64], num_tokens: int, block_size: int
 ) -> list[int]:
-    if len(hash_ids) == 1:  # an array takes twice as long for a short prompt
+    num_blocks = num_tokens // block_size
+    if span % block_size == 0:  # each hash id covers whole blocks: numbers that follow one another are found faster
+        per_id = span // block_size
+        if len(hash_ids) == 1:  # an array takes twice as long for a short prompt
+            first = int(hash_ids[0]) * per_id
+            return list(range(first, first + num_blocks))
+        identities = np.add.outer(hash_ids * per_id, within).ravel()[:num_blocks]
+    elif len(hash_ids) == 1:
         start = int(hash_ids[0]) * span
         return list(range(start + block_size - 1, start + num_tokens, block_size))
-    if span % block_size == 0:  # each hash id covers whole blocks: no division per block
-        identities = np.add.outer(hash_ids * span, ends).ravel()[: num_tokens // block_size]
     else:
         last_tokens = np.arange(block_size - 1, num_tokens, block_size)
         identities = hash_ids[last_tokens // span] * span + last_tokens % span

@@ -7,10 +7,15 @@ from typing import Literal
 
 import torch
 
-from kernels.attention.flash_backend import MAX_HEAD_DIM, FlashBackend, flash_unavailable
+from kernels.attention.flash_backend import (
+    MAX_HEAD_DIM,
+    FlashBackend,
+    TorchFlashBackend,
+    flash_unavailable,
+    torch_flash_unavailable,
+)
 from kernels.attention.metadata import AttentionBackend, AttentionMetadata
 from kernels.attention.torch_backend import TorchBackend
-from kernels.attention.torch_flash_backend import TorchFlashBackend, torch_flash_unavailable
 from kernels.attention.triton_backend import TritonBackend
 from kernels.cache.kv_integers import LARGEST
 from kernels.cache.kv_store import FP8_DTYPE

@@ -1,13 +1,14 @@
-"""The attention backend that calls the flash-attn package (2.8): float16 or bfloat16, block_size a multiple of 256.
+"""The attention backends that call FlashAttention 2, in float16 or bfloat16: the flash-attn package's, and torch's own.
 
-flash-attn itself demands these block sizes ("Paged KV cache block size must be divisible by 256",
-csrc/flash_attn/flash_api.cpp).
+The flash-attn package (2.8) takes a block_size that is a multiple of 256 ("Paged KV cache block size must be divisible
+by 256", csrc/flash_attn/flash_api.cpp).
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.attention.metadata import AttentionMetadata
+from kernels.attention.triton_backend import TritonBackend
 from kernels.cache.layer_kv import LayerKV
 from kernels.runtime import ceil_div
 
@@ -26,6 +28,10 @@ _CALLED = {
     ),
     "flash_attn_with_kvcache": ("cache_seqlens", "block_table", "softmax_scale", "causal"),
 }  # fmt: skip
+_flash_attention = torch.ops.aten._flash_attention_forward
+_TORCH_ARGUMENTS = (
+    "query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask"
+)  # fmt: skip
 
 
 def flash_needs(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -128,3 +134,75 @@ class FlashBackend:
             lengths = metadata.prefill_context_lens.cumsum(0, dtype=torch.int32)
             self._step, self._cu_seqlens_k = metadata, functional.pad(lengths, (1, 0))
         return self._cu_seqlens_k
+
+
+def other_signature(schema: torch._C.FunctionSchema) -> str | None:
+    """How the signature of torch's kernel differs from the one that is called here; None if it does not."""
+    arguments = {argument.name: argument.kwarg_only for argument in schema.arguments}
+    positional = tuple(name for name, kwarg_only in arguments.items() if not kwarg_only)
+    if positional == _TORCH_ARGUMENTS and arguments.get("scale") and len(schema.returns) > 1:
+        return None
+    return f"torch {torch.__version__} has another {schema.name}({', '.join(arguments)})"
+
+
+_OTHER_SIGNATURE = other_signature(_flash_attention.default._schema)
+
+
+def torch_flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why torch's FlashAttention cannot run, or None if it can."""
+    if (reason := flash_needs(device, dtype, head_dim)) is not None:
+        return reason
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "torch is built without FlashAttention"
+    return _OTHER_SIGNATURE
+
+
+class TorchFlashBackend:
+    """Calls torch's FlashAttention for chunks that all begin their prompts, and our Triton kernels for the rest.
+
+    torch's kernel reads keys and values that lie one after the other, so those of the chunks are copied out of the
+    cache first. That is little work beside attention, but only where no chunk has a context before it.
+    """
+
+    name = "torch_flash"
+    is_capturable = True
+
+    def __init__(self) -> None:
+        self._triton = TritonBackend()
+        self._step: AttentionMetadata | None = None
+        self._decodes: AttentionMetadata | None = None
+
+    def forward(
+        self,
+        q: Tensor,
+        kv: LayerKV,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+        window: int = 0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward; `kv` has no scales and is not latent, and there are no window and no sinks."""
+        assert not window and sinks is None and not kv.is_latent, "another backend is chosen for these"
+        assert kv.scales is None, "torch's FlashAttention reads no float8 cache"
+        first = metadata.num_prefill_tokens
+        if not first or not metadata.begins_prompts:
+            return self._triton.forward(q, kv, metadata, scale, out)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        slots, bounds, longest = metadata.slot_mapping[:first], metadata.cu_seqlens_q, metadata.max_seqlen_q
+        keys, values = (cache.flatten(0, 1).index_select(0, slots) for cache in (kv.keys, kv.values))
+        out[:first] = _flash_attention(
+            q[:first], keys, values, bounds, bounds, longest, longest, 0.0, True, False, scale=scale
+        )[0]
+        if first < q.shape[0]:
+            self._triton.forward(q[first:], kv, self._after(metadata), scale, out[first:])
+        return out
+
+    def _after(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """The step without its chunks; made in a step's first layer, reused in the others."""
+        if self._decodes is None or self._step is not metadata:
+            self._step = metadata
+            self._decodes = replace(
+                metadata, num_prefill_tokens=0, slot_mapping=metadata.slot_mapping[metadata.num_prefill_tokens :]
+            )
+        return self._decodes

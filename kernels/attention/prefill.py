@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.attention.configs import device_limits, prefill_config
 from kernels.attention.splits import empty_partials, join_splits, prefill_splits, split_range
 from kernels.attention.tile import attend_tile, beside_float8, find_blocks, launch_constants, start_softmax
-from kernels.attention.torch_softmax import attend
+from kernels.attention.torch_decode import attend
 from kernels.cache.kv_store import read_blocks
 from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from kernels.attention.torch_softmax import attend
 from kernels.cache.kv_integers import LARGEST
 from kernels.cache.kv_store import read_blocks
 from kernels.cache.layer_kv import LayerKV
@@ -192,3 +192,29 @@ def _gather(
     gathered = read_blocks(buffer.view(-1, piece_tokens, kv_heads, row_width), scales, dtype)
     gathered.view(-1, *gathered.shape[2:]).index_fill_(0, group.stale, 0.0)
     return gathered.view(-1, group.length, kv_heads, gathered.shape[3]).transpose(1, 2)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    sinks: Tensor | None,
+    is_causal: bool = False,
+) -> Tensor:
+    """PyTorch's `scaled_dot_product_attention`, with sinks, of q [..., n, d] over k and v [..., c, d]; all but the last
+    two dimensions of k, v and mask [..., n, c] are repeated where they are 1.
+
+    sinks: broadcast to [..., n]: see AttentionBackend. `is_causal` goes without sinks.
+    """
+    width = q.shape[-1]
+    if sinks is not None:
+        # The sink is the score of one more key, (0, ..., 0, 1), with queries (q, sink / scale) of one more element.
+        last = (sinks / scale).to(q.dtype).unsqueeze(-1).expand(*q.shape[:-1], 1)
+        q, k, v = torch.cat((q, last), -1), functional.pad(k, (0, 1, 0, 1)), functional.pad(v, (0, 1, 0, 1))
+        k[..., -1, -1] = 1.0
+        mask = mask if mask is None else functional.pad(mask, (0, 1), value=mask.dtype == torch.bool)
+    k, v = (each.expand(*q.shape[:-2], *each.shape[-2:]) for each in (k, v))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    return attended[..., :width]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from simulator.models.hardware import Device
+from simulator.device import Device
 
 MIB = 1 << 20
 ALL_REDUCE_MIB = (0, 1, 16)

@@ -7,15 +7,13 @@ rounded once, to the nearest nanosecond, ties to even.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, Protocol
 
 from engine.core.work import StepWork
+from simulator.decode_run import Durations
 from simulator.nanoseconds import nearest_ns
 
-FEW_STEPS = 16  # up to this many decode steps are faster one by one than as arrays
+FEW_STEPS: Final = 16  # up to this many decode steps are faster one by one, in a list, than as arrays
 
 
 def step_time_ns(time: float) -> int:
@@ -27,8 +25,8 @@ class CostModel(Protocol):
     def step_ns(self, work: StepWork) -> int:
         """Duration of a step in ns, at least 1."""
 
-    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
-        """Durations in ns, int64[num_steps], of the decode step `work` and of those that follow it.
+    def decode_ns(self, work: StepWork, num_steps: int) -> Durations:
+        """Durations of `num_steps` steps: the decode step `work` and those that follow it.
 
         Entry k equals, bit for bit, `step_ns(work.after(k))`; entry 0 also includes what is copied before the step.
         """

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.attention_times import deviation
 from simulator.costs.cost import FEW_STEPS
-from simulator.costs.curve import Curve
-from simulator.costs.deviation import DeviationBatch
+from simulator.costs.curves.attention_times import deviation
+from simulator.costs.curves.curve import Curve
+from simulator.costs.curves.deviation import DeviationBatch
 
 
 class DecodeBatch:

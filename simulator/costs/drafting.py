@@ -30,7 +30,7 @@ class DraftingCost:
 
     def step_ns(self, work: StepWork) -> int:
         total = self.model.step_ns(work)
-        ended = [start + num_tokens for start, num_tokens, is_last in work.chunks if is_last]
+        ended = [chunk.start + chunk.num_tokens for chunk in work.chunks if chunk.is_last]
         num_drafting = work.num_decodes + len(ended)
         if num_drafting:
             total += self._fixed_ns
@@ -41,17 +41,17 @@ class DraftingCost:
             contexts = work.num_context_tokens + sum(ended)
             squared = work.num_squared_context_tokens + sum(context**2 for context in ended)
             first = StepWork((), num_drafting, contexts, squared).after(1)
-            total += int(self._drafter.decode_ns(first, self._num_later_passes).sum())
+            total += int(np.sum(self._drafter.decode_ns(first, self._num_later_passes)))
         return total
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
-        times = self.model.decode_ns(work, num_steps) + self._fixed_ns
+        times = np.asarray(self.model.decode_ns(work, num_steps)) + self._fixed_ns
         if self._drafter is None:
             return times
-        times += self._drafter.decode_ns(work, num_steps)
+        times += np.asarray(self._drafter.decode_ns(work, num_steps))
         contexts, squared, n = work.contexts(num_steps), work.squared_contexts(num_steps), work.num_decodes
         for k in range(1, self._num_later_passes + 1):  # each context is k tokens longer
             one, two = contexts + k * n, squared + k * (2 * contexts + k * n)
             later = StepWork((), n, int(one[0]), int(two[0]), later_contexts=one, later_squared_contexts=two)
-            times += self._drafter.decode_ns(later, num_steps)
+            times += np.asarray(self._drafter.decode_ns(later, num_steps))
         return times

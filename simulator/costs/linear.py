@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from engine.core.work import StepWork
 from simulator.costs.constants import Constant
 from simulator.costs.cost import step_time_ns
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 
 _NS = 1e9

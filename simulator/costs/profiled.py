@@ -5,7 +5,7 @@
 The times of a profile are medians. Of decode steps a profile also tells by what factor their mean exceeds their median,
 and decode steps are priced at their mean, which is what latencies add up; steps with prompts are long, and their means
 hardly differ from their medians. Tokens are padded to the profile's buckets where the engine replays CUDA graphs. Sizes
-between measured points are interpolated (`simulator.costs.curve`), attention as `simulator.costs.attention_times` says;
+between measured points are interpolated (`curves/curve.py`), attention as `curves/attention_times.py` says;
 an all-reduce of the embedding and two per layer carry tokens·hidden_size elements each. A few constants stand for times
 that a profile of kernels cannot show.
 
@@ -23,14 +23,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.attention_times import AttentionCost
 from simulator.costs.cost import step_time_ns
+from simulator.costs.curves.attention_times import AttentionCost
+from simulator.costs.curves.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
 from simulator.costs.decode_batch import DecodeBatch
 from simulator.costs.known_times import KnownTimes
-from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
+from simulator.decode_run import Durations
 from simulator.models.model import Model
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import Profile
@@ -136,7 +136,7 @@ class ProfiledCost:
             time += self._copying(work.num_copied_blocks)
         return step_time_ns((self.kernel_factor if work.chunks else self._factor) * time)
 
-    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
+    def decode_ns(self, work: StepWork, num_steps: int) -> Durations:
         size = (work.num_decodes, work.tokens_per_decode)
         batch = self._decodes.get(size) or self._decode_batch(*size)
         first, last, times = batch.run(work, num_steps)
@@ -146,7 +146,7 @@ class ProfiledCost:
         if work.num_copied_blocks and self._copies:
             times[0] += self._copies(work.num_copied_blocks)  # `step_ns` has noted these copies
         if isinstance(times, list):
-            return np.array([step_time_ns(self._factor * time) for time in times], np.int64)
+            return [step_time_ns(self._factor * time) for time in times]
         times *= self._factor
         np.rint(times, out=times)
         return np.maximum(times, 1.0, out=times).astype(np.int64)
@@ -193,9 +193,10 @@ class ProfiledCost:
         num_prefill_tokens, num_sampled = 0, num_decode_tokens
         time = self._step_ns + num_decodes * self._sequence_ns
         farthest = longest = 0.0
-        for start, chunk, is_last in work.chunks:
+        for each in work.chunks:
+            start, chunk = each.start, each.num_tokens
             num_prefill_tokens += chunk
-            num_sampled += is_last
+            num_sampled += each.is_last
             if start == 0:
                 time += attention.from_start(chunk)
                 is_beyond = chunk > attention.prefill.end
@@ -286,7 +287,7 @@ def _padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
 
 def _of_decodes(work: StepWork) -> StepWork:
     """`work` as a step of decodes if each of its prompts computes a single token: vLLM batches and captures it so."""
-    if work.tokens_per_decode > 1 or any([num_tokens > 1 for _, num_tokens, _ in work.chunks]):
+    if work.tokens_per_decode > 1 or any([chunk.num_tokens > 1 for chunk in work.chunks]):
         return work
     contexts = [chunk.start + 1 for chunk in work.chunks]
     return StepWork(

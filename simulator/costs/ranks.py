@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.cost import step_time_ns
-from simulator.costs.profile_curves import curve_of
+from simulator.costs.curves.profile_curves import curve_of
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 from simulator.nanoseconds import nearest_ns
 

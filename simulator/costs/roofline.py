@@ -27,13 +27,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.cost import FEW_STEPS, step_time_ns
 from simulator.costs.known_times import KnownTimes
+from simulator.decode_run import Durations
+from simulator.device import Device
 from simulator.models.block import Block, Weights, num_hit
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, Arithmetic, Quantization
 
@@ -83,7 +83,7 @@ class RooflineCost:
         self._model = model
         self._device = device
         self._tp = tensor_parallel_size
-        self._bytes_per_ns = device.memory_bandwidth * device.memory_efficiency / _NS
+        self._bytes_per_ns: float = device.memory_bandwidth * device.memory_efficiency / _NS
         self._blocks = [
             (count, [self._matrix(weights) for weights in block.matrices(model, self._tp)], self._moved_ns(block))
             for count, block in model.blocks
@@ -91,37 +91,40 @@ class RooflineCost:
         experts = ((count, each) for count, each in model.matrices(self._tp) if each.part == "experts")
         self._experts = [(count, self._matrix(each)) for count, each in experts]
         self._lm_head = self._matrix(Weights("lm_head", "lm_head", model.vocab_size // self._tp, model.hidden_size))
-        self._link_bytes_per_ns = device.link_bandwidth / _NS
-        self._link_latency_ns = device.link_latency_s * _NS
-        self._overhead_ns = device.step_overhead_s * _NS
-        self._flops_per_ns = self._products(NONE).flops * device.flops_efficiency / _NS
+        self._link_bytes_per_ns: float = device.link_bandwidth / _NS
+        self._link_latency_ns: float = device.link_latency_s * _NS
+        self._overhead_ns: float = device.step_overhead_s * _NS
+        self._flops_per_ns: float = self._products(NONE).flops * device.flops_efficiency / _NS
         readings = self._readings()
         self._readings_of_all = [each for each in readings if not each.window]
         self._windowed = [each for each in readings if each.window]
-        self._kv_reads = model.kv_reads(device, tensor_parallel_size)
+        self._kv_reads: float = model.kv_reads(device, tensor_parallel_size)
         operations = sum(count * block.state_operations(self._tp) for count, block in model.blocks)
-        self._state_token_ns = operations / self._flops_per_ns
-        self._state_ns = 2 * model.state_bytes(self._tp) / self._bytes_per_ns  # to read and to write it
+        self._state_token_ns: float = operations / self._flops_per_ns
+        self._state_ns: float = 2 * model.state_bytes(self._tp) / self._bytes_per_ns  # to read and to write it
         self._layers_ns = KnownTimes()
         self._head_ns = KnownTimes()
         self._decode_base_ns = KnownTimes()
-        self._growing: dict[tuple[int, float], float] = {}  # what `_growing_ns` has answered
+        self._growing: dict[int, float] = {}  # what `_growing_ns` has answered for steps without prompts
+        self._growing_beside: dict[int, float] = {}  # and with prompts
 
     def step_ns(self, work: StepWork) -> int:
         chunks, num_decodes, num_contexts = work.chunks, work.num_decodes, work.num_context_tokens
         per_decode = work.tokens_per_decode
         num_tokens = num_decodes * per_decode
-        reads = self._kv_reads if chunks else 1.0
-        decoding = num_contexts * self._growing_ns(per_decode, reads)
-        for reading in self._windowed:
-            attended = min(num_contexts, num_decodes * reading.window)
-            decoding += attended * reading.decode_ns(per_decode, reads)
+        decoding = num_contexts * self._growing_ns(per_decode, beside_prompts=bool(chunks))
+        if self._windowed:
+            reads = self._kv_reads if chunks else 1.0
+            for reading in self._windowed:
+                attended = min(num_contexts, num_decodes * reading.window)
+                decoding += attended * reading.decode_ns(per_decode, reads)
         if not chunks:
             return step_time_ns((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding)
         num_sampled, total = num_tokens, self._overhead_ns + decoding + num_tokens * self._state_ns
-        for start, chunk, is_last in chunks:
+        for each in chunks:
+            start, chunk = each.start, each.num_tokens
             num_tokens += chunk
-            num_sampled += is_last
+            num_sampled += each.is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2
             for token_ns, _, pair_ns, _ in self._readings_of_all:
                 multiplying, read = pair_ns * pairs, token_ns * (start + chunk)
@@ -132,13 +135,16 @@ class RooflineCost:
                 total += max(self._state_ns, self._state_token_ns * chunk)
         return step_time_ns(total + self._layers(num_tokens) + self._head(num_sampled))
 
-    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
+    def decode_ns(self, work: StepWork, num_steps: int) -> Durations:
         per_decode, num_decodes = work.tokens_per_decode, work.num_decodes
         growing_ns, base = self._growing_ns(per_decode), self._decode_base(num_decodes * per_decode)
         if num_steps <= FEW_STEPS and work.later_contexts is None and not self._windowed:
+            few: list[int] = []
             total = work.num_context_tokens
-            few = [base + growing_ns * (total + step * num_decodes) for step in range(num_steps)]
-            return np.array([step_time_ns(time) for time in few], np.int64)
+            for _ in range(num_steps):
+                few.append(step_time_ns(base + growing_ns * total))
+                total += num_decodes
+            return few
         contexts = work.contexts(num_steps)
         attention = growing_ns * contexts
         for reading in self._windowed:
@@ -155,12 +161,14 @@ class RooflineCost:
                 readings.append(_Reading(count * token_bytes / self._bytes_per_ns, pair_ns, prompt_pair_ns, window))
         return readings
 
-    def _growing_ns(self, tokens_per_decode: int, reads: float = 1.0) -> float:
+    def _growing_ns(self, tokens_per_decode: int, *, beside_prompts: bool = False) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens, where nothing is out of sight."""
-        time = self._growing.get((tokens_per_decode, reads))
+        known = self._growing_beside if beside_prompts else self._growing
+        time = known.get(tokens_per_decode)
         if time is None:
+            reads = self._kv_reads if beside_prompts else 1.0
             time = sum([reading.decode_ns(tokens_per_decode, reads) for reading in self._readings_of_all], 0.0)
-            self._growing[tokens_per_decode, reads] = time
+            known[tokens_per_decode] = time
         return time
 
     def _decode_base(self, num_tokens: int) -> float:

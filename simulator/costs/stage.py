@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.cost import CostModel, step_time_ns
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import simpy
 
+from simulator.arrivals import NEVER
+from simulator.drivers.phases import PLANS
 from simulator.drivers.timetable import Timetable
 
 
@@ -27,3 +29,24 @@ class Phase(simpy.Event):
         self._ok = True
         self._value = None
         env.schedule(self, phase)
+
+
+class Sleep:
+    """What the process of a driver waits for: to plan, or that something changes after there was nothing to plan."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._woken = env.event()
+
+    def wake(self) -> None:
+        if not self._woken.triggered:
+            self._woken.succeed()
+
+    def to_plan(self) -> simpy.Event:
+        """When servers plan at this time; a `wake` from now on ends the next sleep."""
+        self._woken = self._env.event()
+        return Phase(self._env, PLANS)
+
+    def until(self, wake_at: int) -> simpy.Event:
+        """That time, or NEVER, or `wake` before it."""
+        return self._woken if wake_at == NEVER else self._woken | self._env.timeout(wake_at - self._env.now)

@@ -13,8 +13,9 @@ from typing import Protocol
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
+from simulator.decode_run import Run
 from simulator.drivers.agenda import Agenda
-from simulator.replica import Replica, Run
+from simulator.replica import Replica
 
 
 class Teller(Protocol):
@@ -70,7 +71,7 @@ class Live:
         self._is_idle = plan is None
         if plan is not None:
             price = replica.price(plan, now)
-            due_ns = now + (price if isinstance(price, int) else price[1].item(-1))
+            due_ns = now + (price if isinstance(price, int) else price.end)
             end = partial(self._expected, self._number, partial(self._end, plan, now, price))
             if length_ns := self._teller.prepare(plan, due_ns):
                 tell = partial(self._expected, self._number, partial(self._tell, due_ns, end))

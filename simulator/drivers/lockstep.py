@@ -14,9 +14,7 @@ import simpy
 
 from engine.core.plan import StepPlan
 from engine.core.work import StepWork
-from simulator.arrivals import NEVER
-from simulator.drivers.clock import Phase
-from simulator.drivers.phases import PLANS
+from simulator.drivers.clock import Sleep
 from simulator.replica import Replica
 
 _DUMMY = StepWork((), 1, 1, 1)
@@ -51,42 +49,34 @@ class Lockstep:
         self._env = env
         self._replicas = replicas
         self._shared_ns = shared_ns
-        self._woken = env.event()
+        self._sleep = Sleep(env)
         env.process(self._serve())
         for replica in replicas:
-            replica.on_change = self._wake
-
-    def _wake(self) -> None:
-        if not self._woken.triggered:
-            self._woken.succeed()
+            replica.on_change = self._sleep.wake
 
     def _serve(self) -> Generator[Any, Any, None]:
-        env, replicas = self._env, self._replicas
-        ahead: list[StepPlan | None] = [None] * len(replicas)
+        replicas = self._replicas
+        plans: list[StepPlan | None] = [None] * len(replicas)  # made ahead
         while not any(replica.is_stopping for replica in replicas):
-            self._woken = env.event()
-            yield Phase(env, PLANS)
-            now = env.now
-            plans = [made or replica.plan(now) for made, replica in zip(ahead, replicas, strict=True)]
+            yield self._sleep.to_plan()
+            now = self._env.now
+            plans = [plan or replica.plan(now) for plan, replica in zip(plans, replicas, strict=True)]
             if not any(plans):
-                wake_at = min(replica.wake_ns() for replica in replicas)
-                yield self._woken if wake_at == NEVER else self._woken | env.timeout(wake_at - now)
+                yield self._sleep.until(min(replica.wake_ns() for replica in replicas))
                 continue
             pace = self._pace(plans, now)
-            yield env.timeout(pace)
-            for rank, (replica, plan) in enumerate(zip(replicas, plans, strict=True)):
-                ahead[rank] = replica.finish(plan, now, pace)[0] if plan is not None else None
+            yield self._env.timeout(pace)
+            pairs = zip(replicas, plans, strict=True)
+            plans = [plan and replica.finish(plan, now, pace)[0] for replica, plan in pairs]
 
     def _pace(self, plans: Sequence[StepPlan | None], now: int) -> int:
         """What the step of all ranks takes; of plans that only wait for transfers, as long as these."""
-        pace, num_tokens = 0, []
-        for replica, plan in zip(self._replicas, plans, strict=True):
-            price = 0 if plan is None else replica.price(plan, now)
+        num_tokens = [plan.work.num_tokens if plan else 0 for plan in plans]
+        runs, pace = any(num_tokens), 0
+        for replica, plan, tokens in zip(self._replicas, plans, num_tokens, strict=True):
+            price = replica.price(plan, now) if plan else 0
             assert isinstance(price, int), "plans are of one step"
+            if runs and not tokens:
+                price = max(price, replica.cost_model.step_ns(_DUMMY))
             pace = max(pace, price)
-            num_tokens.append(0 if plan is None else plan.work.num_tokens)
-        if not any(num_tokens):
-            return pace
-        idle = (replica for replica, tokens in zip(self._replicas, num_tokens, strict=True) if not tokens)
-        pace = max([pace, *(replica.cost_model.step_ns(_DUMMY) for replica in idle)])
-        return pace + self._shared_ns([max(1, tokens) for tokens in num_tokens])
+        return pace + self._shared_ns([max(1, tokens) for tokens in num_tokens]) if runs else pace

@@ -18,8 +18,7 @@ import simpy
 from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
 from simulator.costs.cost import CostModel
-from simulator.drivers.clock import Phase
-from simulator.drivers.phases import PLANS
+from simulator.drivers.clock import Sleep
 from simulator.replica import Replica
 
 
@@ -43,28 +42,21 @@ class Pipeline:
         self._stages = stages
         self._stage_free_at = [0] * len(stages)
         self._idle_lanes = deque(range(replica.scheduler.num_lanes))
-        self._woken = env.event()
+        self._sleep = Sleep(env)
         env.process(self._serve())
-        replica.on_change = self._wake
-
-    def _wake(self) -> None:
-        if not self._woken.triggered:
-            self._woken.succeed()
+        replica.on_change = self._sleep.wake
 
     def _serve(self) -> Generator[Any, Any, None]:
         """Launch the plan of an idle lane whenever the first stage is free."""
-        env, replica = self._env, self._replica
-        while not replica.is_stopping:
-            self._woken = env.event()
-            yield Phase(env, PLANS)
-            now, first_free_at = env.now, self._stage_free_at[0]
-            wake_at = first_free_at
-            if first_free_at <= now:
+        while not self._replica.is_stopping:
+            yield self._sleep.to_plan()
+            now, wake_at = self._env.now, self._stage_free_at[0]
+            if wake_at <= now:
                 plan, wake_at = self._plan(now)
                 if plan is not None:
-                    env.process(self._pass(plan, now, self._launch(plan, now)))
+                    self._env.process(self._pass(plan, now, self._launch(plan, now)))
                     continue
-            yield self._woken if wake_at == NEVER else self._woken | env.timeout(wake_at - now)
+            yield self._sleep.until(wake_at)
 
     def _plan(self, now: int) -> tuple[StepPlan | None, int]:
         """A plan for the first idle lane that has anything to do; or when to look again, if nothing happens before."""
@@ -90,4 +82,4 @@ class Pipeline:
         yield self._env.timeout(end - start)
         self._replica.finish(plan, start, end - start)
         self._idle_lanes.append(plan.lane)
-        self._wake()
+        self._sleep.wake()

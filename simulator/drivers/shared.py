@@ -10,9 +10,10 @@ from typing import Final
 
 from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
+from simulator.decode_run import Run
 from simulator.drivers.phases import ENDS, PLANS, moment
 from simulator.drivers.timetable import Timed, Timetable
-from simulator.replica import Replica, Run
+from simulator.replica import Replica
 
 _FIRST_REACH: Final = 8  # steps: a busy server gets a request every few steps, and so few are priced fastest
 
@@ -55,7 +56,8 @@ class Shared(Timed):
     def _run(self, price: int | Run) -> None:
         """Let the plan run as long as priced, counted from its start."""
         self._price = price
-        self.due = moment(self._start + (price if isinstance(price, int) else price[1].item(-1)), ENDS)
+        length = price if isinstance(price, int) else price.end
+        self.due = moment(self._start + length, ENDS)
 
     def _end(self, now: int) -> None:
         replica, plan, price = self._replica, self._plan, self._price
@@ -73,9 +75,9 @@ class Shared(Timed):
     def fail(self) -> None:
         """The server dies: of the steps that were under way, those that have ended count."""
         if self._plan is not None and not isinstance(self._price, int):
-            durations, ends = self._price
-            if num_ended := int(ends.searchsorted(self._timetable.now - self._start, "right")):
-                self._replica.finish(self._plan, self._start, (durations[:num_ended], ends[:num_ended]))
+            num_ended = self._price.num_up_to(self._timetable.now - self._start)
+            if num_ended:
+                self._replica.finish(self._plan, self._start, self._price.first(num_ended))
         self._plan, self._price, self._is_idle = None, 0, True
         self._timetable.expect(self, moment(self._timetable.now, PLANS))
 
@@ -85,6 +87,6 @@ class Shared(Timed):
             self._timetable.expect(self, moment(self._timetable.now, PLANS))
         elif not isinstance(self._price, int):
             shorter = self._replica.cut(self._start, self._price)
-            if isinstance(shorter, int) or len(shorter[1]) < len(self._price[1]):
+            if isinstance(shorter, int) or shorter.num_steps < self._price.num_steps:
                 self._run(shorter)
                 self._timetable.expect(self, self.due)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.core.routing.loads import Counted, UncachedPrompts
-from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
+from engine.core.routing.views.loads import Counted, UncachedPrompts
+from engine.core.routing.views.prefix_estimate import PrefixEstimate
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 
@@ -134,7 +134,8 @@ class View(Counted):
 
     def prefix_hits(self, request: Request) -> int:
         assert self._estimate is not None, "the rule says that it reads prefixes"
-        return self._estimate.num_hits(self._prompt_hashes(request)) * self._block_size
+        hashes = request.sequences[0].block_hashes
+        return self._estimate.num_hits(hashes, self._num_full(request)) * self._block_size if hashes else 0
 
     def cached_tokens(self, request: Request) -> tuple[int, int]:
         assert self._coming is not None, "the rule says that it reads caches"
@@ -156,7 +157,7 @@ class View(Counted):
         if self._uncached is not None:
             self._uncached.count(request, self.prefix_hits(request))
         if self._estimate is not None:
-            self._estimate.add(self._prompt_hashes(request))
+            self._estimate.add(request.sequences[0].block_hashes or [], self._num_full(request))
         if self._coming is not None:
             self._coming.update(self._prompt_hashes(request))
 
@@ -178,8 +179,11 @@ class View(Counted):
 
     def _prompt_hashes(self, request: Request) -> Sequence[int]:
         """Identities of the full blocks of the prompt that the trace knows."""
-        hashes, num_full = request.sequences[0].block_hashes or [], request.num_prompt_tokens // self._block_size
-        return hashes if len(hashes) <= num_full else hashes[:num_full]
+        return (request.sequences[0].block_hashes or [])[: self._num_full(request)]
+
+    def _num_full(self, request: Request) -> int:
+        """Full blocks of the prompt."""
+        return request.num_prompt_tokens // self._block_size
 
 
 class Desk:

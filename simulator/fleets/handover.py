@@ -24,7 +24,7 @@ from typing import Literal
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, Sequence
 from simulator.arrivals import NEVER
-from simulator.transfers import Link, TransferEngine
+from simulator.copies.transfers import Link, TransferEngine
 
 Role = Literal["serve", "prefill", "decode"]
 """What a server does of a request: all of it, its prompt, or the rest."""

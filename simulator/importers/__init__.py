@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 from simulator.profile.profile import Profile, ProfileError
 from simulator.profile.profile_folder import load_profile, rank_folder

@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from simulator.device import Device
 from simulator.models.experts import Experts
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.csv_table import read_table
 from simulator.profile.graph_sizes import graph_sizes

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 from simulator.profile.csv_table import read_table
 from simulator.profile.meta import ProfileMeta

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from simulator.device import Device
 from simulator.models.experts import Experts
-from simulator.models.hardware import Device
 from simulator.models.held_weights import padding_bytes, unsplit_bytes, weights_held
 from simulator.models.kv_pool import GIB, KVPool, blocks_in
 from simulator.models.model import Model

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from engine.engine_config import KVDtype
+from simulator.device import Device
 from simulator.models.block import Block, Weights
 from simulator.models.dense import Dense
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
-from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.weight_formats import FLOAT32, NONE, Quantization
 

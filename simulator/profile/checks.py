@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from engine.engine_config import KVDtype
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 from simulator.profile.meta import ProfileMeta
 from simulator.profile.profile import Profile, ProfileError

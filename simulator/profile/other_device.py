@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.device import Device
 from simulator.models.block import Weights, num_hit
-from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE

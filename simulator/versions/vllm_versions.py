@@ -89,12 +89,13 @@ class VllmVersion(NamedTuple):
                 "recency": "idle",
                 "at_end": "all",
                 "stores_again": False,
-                "spares_busy": False,
+                "reserves": "prompts",
+                "busy_blocks": "held",
                 "holders_first": False,
             }
         return {
-            "by_request": True, "recency": "stored", "at_end": "nothing", "stores_again": False, "reserves": False,
-            "spares_busy": False, "holders_first": False,
+            "by_request": True, "recency": "stored", "at_end": "nothing", "stores_again": False, "reserves": "nothing",
+            "busy_blocks": "free", "holders_first": False,
         }  # fmt: skip
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.inference_perf import Prompts, constant, poisson, shared_prefix
+from experiments.board.inference_perf import Prompts, constant, poisson, shared_prefix
 
 
 def test_a_constant_rate_fills_the_stage_with_uneven_gaps() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ordinary_servers import pages, points
+from experiments.board.ordinary_servers import pages, points
 
 RUN = {
     "page": "qwen3-8b/h100.md", "line": 1, "command": "vllm serve Qwen/Qwen3-8B", "workload": "# random 128 input",

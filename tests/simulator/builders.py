@@ -18,8 +18,8 @@ from harness.config import ModelConfig as ConfiguredModel
 from harness.engines.resolving.system import model_shape
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
+from simulator.device import Device
 from simulator.models.decoder import decoder
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.meta import ProfileMeta

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
@@ -25,16 +25,17 @@ from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
-from simulator.connector_links import ConnectorLinks
+from simulator.copies.connector_links import ConnectorLinks
+from simulator.copies.transfers import NoTransfers, TransferEngine
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
+from simulator.decode_run import Durations
+from simulator.device import Device
 from simulator.drivers.lockstep import Ranks
 from simulator.fleets.fleet import Fleet
 from simulator.fleets.gateway import Decoders
 from simulator.fleets.handover import Network, Port
-from simulator.models.hardware import Device
 from simulator.replica import Replica
-from simulator.transfers import NoTransfers, TransferEngine
 from simulator.versions.front_end import FrontEndTimes, SecondFrontEnd
 from tests.simulator.builders import MODEL, resized
 from tests.simulator.workloads import Case, make_arrivals, make_trace
@@ -89,7 +90,7 @@ class PlanLog:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         self.plans.append((start_ns, np.atleast_1d(np.asarray(durations_ns, np.int64))))
         assert len(self.plans[-1][1]) == plan.num_steps
         self.num_prefill_tokens += sum(chunk.num_tokens for chunk in plan.prefills)

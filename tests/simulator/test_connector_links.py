@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from engine.core.decodes.uniform import uniform_decodes
 from engine.core.offloading.rules import OffloadingRules
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
+from simulator.acceptance import Speculation
 from simulator.versions.vllm_versions import vllm_version
 from tests.simulator.replicas import FlatCost, assert_same, simulate
 
+SPECULATION = Speculation((0.6, 0.4), seed=0)
+
 
 def returning(
-    version: str | None, rate: float = 1e9, *, compress: bool = True, plans_ahead: bool = False, num_blocks: int = 40
+    version: str | None,
+    rate: float = 1e9,
+    *,
+    compress: bool = True,
+    plans_ahead: bool = False,
+    num_blocks: int = 40,
+    drafts: bool = False,
+    gap_ns: int = 300_000,
 ) -> RecordedRun:
     """Prompts of 64 tokens, in turn of ten kinds, of which the device keeps two; without a version there is no host."""
     offload = OffloadOptions(rules=OffloadingRules(**vllm_version(version).offloading)) if version else None
@@ -27,13 +40,14 @@ def returning(
     scheduler = make_scheduler(
         options, num_blocks=num_blocks, block_size=4, max_num_seqs=4, max_num_batched_tokens=64,
         num_host_blocks=400 if offload else 0, offload=offload,
+        make_decodes=partial(SPECULATION.make_decodes, plans_ahead=plans_ahead) if drafts else uniform_decodes,
     )  # fmt: skip
     columns = {
         "num_prompt_tokens": [64] * 30, "num_output_tokens": [12] * 30,
         "hash_ids": [100 * kind + np.arange(8) for kind in np.arange(30) % 10],
     }  # fmt: skip
     trace = Trace("t", trace_table(columns), "made", 8)
-    arrivals = OpenLoop(np.arange(30) * 300_000)
+    arrivals = OpenLoop(np.arange(30) * gap_ns)
     (run,) = simulate(trace, arrivals, [scheduler], FlatCost(20_000), host_bytes_per_s=rate, compress=compress)
     scheduler.check_integrity()
     assert scheduler.blocks.num_used_blocks() == 0, "all that was held is free"
@@ -43,8 +57,9 @@ def returning(
 @pytest.mark.parametrize("version", ("0.19", "0.27", "0.33"))
 def test_all_that_comes_again_is_a_hit(version: str) -> None:
     assert returning(None).requests["num_cached_tokens"].sum() == 0
-    found = returning(version).requests
-    assert found["num_cached_tokens"].sum() >= 20 * 63, "all but the last token of each prompt that was there before"
+    found = returning(version)
+    assert found.requests["num_cached_tokens"].sum() >= 20 * 63, "all but the last token of prompts that came before"
+    assert found.steps["num_blocks_out"].sum() == 10 * 16 and found.steps["num_blocks_in"].sum() == 20 * 16
 
 
 @pytest.mark.parametrize("plans_ahead", (False, True))
@@ -54,10 +69,13 @@ def test_a_slower_link_makes_first_tokens_later(plans_ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("plans_ahead", (False, True))
-@pytest.mark.parametrize("version", ("0.19", "0.33"))
-def test_compressed_equals_stepped(version: str, plans_ahead: bool) -> None:
+@pytest.mark.parametrize("version", ("0.19", "0.27", "0.33"))
+@pytest.mark.parametrize("drafts", (False, True))
+def test_compressed_equals_stepped(version: str, plans_ahead: bool, drafts: bool) -> None:
     """In a pool where decodes run out of blocks."""
     stepped, compressed = (
-        returning(version, 1e8, compress=compress, plans_ahead=plans_ahead, num_blocks=60) for compress in (False, True)
+        returning(version, 1e8, compress=compress, plans_ahead=plans_ahead, num_blocks=53, drafts=drafts, gap_ns=50_000)
+        for compress in (False, True)
     )
     assert_same(stepped, compressed)
+    assert stepped.requests["num_preemptions"].sum() > 0

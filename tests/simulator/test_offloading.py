@@ -17,7 +17,7 @@ from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
-from simulator.transfers import Link, TierLinks
+from simulator.copies.transfers import Link, TierLinks
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases

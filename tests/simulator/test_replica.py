@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.core.kv.reservation import Contiguous, Fit, Reserve
+from engine.core.kv.reserved.reservation import Contiguous, Fit, Reserve
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler_making import make_scheduler
@@ -22,6 +22,7 @@ from harness.record.record import Record
 from harness.record.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
+from simulator.decode_run import Durations
 from simulator.fleets.fleet import Fleet
 from simulator.replica import ImplausibleStepError, Replica
 from tests.selection import examples
@@ -40,7 +41,7 @@ class TokenLog:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         assert isinstance(durations_ns, int) and plan.num_steps == 1
         self.end = start_ns + durations_ns
         for sequence in plan.decodes:
@@ -177,7 +178,7 @@ def test_stop_ends_after_the_plan_under_way(alone: bool) -> None:
     recorder, scheduler = Recorder(), make(1)
 
     class Stops(PlanLog):
-        def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+        def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
             super().on_step(plan, start_ns, durations_ns)
             if start_ns > 10_000_000:
                 fleet.stop()

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
+from simulator.decode_run import Durations
 from tests.simulator.replicas import assert_same, expanded_gaps, make, simulate
 
 
@@ -26,7 +26,7 @@ class SequenceLog:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         assert plan.num_steps == 1
         self.end = start_ns + int(np.sum(durations_ns))
         for sequence in plan.admitted:

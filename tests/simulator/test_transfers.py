@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from engine.core.kv.tiers.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
@@ -18,7 +17,8 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Sequence
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
-from simulator.transfers import TierLinks
+from simulator.copies.transfers import TierLinks
+from simulator.decode_run import Durations
 from tests.selection import examples
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace
@@ -90,7 +90,7 @@ class SwapLog(PlanLog):
         self.moves: list[tuple[bool, int, int]] = []
         self.back_at: dict[Sequence, int] = {}
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         super().on_step(plan, start_ns, durations_ns)
         num_out = sum((t.source_tier, t.target_tier) == (DEVICE, HOST) for t in plan.transfers)
         num_in = sum((t.source_tier, t.target_tier) == (HOST, DEVICE) for t in plan.transfers)

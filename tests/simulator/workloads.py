@@ -13,7 +13,7 @@ from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.eviction import Eviction
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.core.admission.limits import Limits
 from engine.core.kv.block_manager import BlockManager
@@ -13,7 +13,7 @@ from engine.core.sequence import Sequence
 
 Look = Callable[["Need"], None]
 """Computes a need."""
-_NEVER_FREE = 1 << 62  # more tokens than any step has
+_NEVER_FREE: Final = 1 << 62  # more tokens than any step has
 
 
 class Padding(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import Any
 
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
@@ -33,7 +32,7 @@ class Decodes:
     """
 
     # Declared in a class, and not a protocol, so that a compiled core finds them by place and not by name.
-    sequences: dict[Sequence, Any]
+    sequences: dict[Sequence, None]
     fresh: dict[Sequence, None]
     findable: dict[Sequence, None]
     late: dict[Sequence, None]

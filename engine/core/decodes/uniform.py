@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import abc
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import NEVER, Decodes, can_be_found
@@ -23,28 +23,29 @@ from engine.core.plan import BlockGrowth
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
-_NOTHING_DUE: dict[Sequence, None] = {}
-_NO_GROWTH = BlockGrowth(0, [], [])
+_NOBODY: Final[list[Sequence]] = []
+_NO_GROWTH: Final = BlockGrowth(0, [], [])
 
 
 class UniformDecodes(Decodes):
     """Sequences that decode one token per step, in the order they joined."""
 
     def __init__(self, block_size: int) -> None:
-        super().__init__(tokens_per_decode=1)  # its sequences with boundary phase and final clock value
+        super().__init__(tokens_per_decode=1)
         self.clock = DecodeClock()
         self._num_context_tokens = 0
         self._num_squared_context_tokens = 0
         self._block_size = block_size
-        self._boundary: dict[int, dict[Sequence, None]] = {}  # phase -> sequences
-        self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
+        self._boundary: dict[int, list[Sequence]] = {}  # phase -> sequences
+        self._finish: dict[int, list[Sequence]] = {}  # clock value -> sequences that end at it
         self._finish_steps: list[int] = []  # heap of the keys of _finish
 
     def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
         offset = self.clock.step - length
-        self.sequences[sequence] = phase, end = (offset + 1) % self._block_size, offset + sequence.end_length
+        phase, end = (offset + 1) % self._block_size, offset + sequence.end_length
+        self.sequences[sequence] = None
         self.fresh[sequence] = None
         self._num_context_tokens += length
         self._num_squared_context_tokens += length * length
@@ -52,30 +53,33 @@ class UniformDecodes(Decodes):
             self.findable[sequence] = None
         bucket = self._boundary.get(phase)
         if bucket is None:
-            bucket = self._boundary[phase] = {}
-        bucket[sequence] = None
+            bucket = self._boundary[phase] = []
+        bucket.append(sequence)
         ending = self._finish.get(end)
         if ending is None:
-            ending = self._finish[end] = {}
+            ending = self._finish[end] = []
             heappush(self._finish_steps, end)
-        ending[sequence] = None
+        ending.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
+        self._take_out(sequence)
+        self._finish[self.clock.step - sequence.num_tokens + sequence.end_length].remove(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """Take a sequence out of all but those that end at its time."""
         length = sequence.num_tokens
-        phase: int
-        end: int
-        phase, end = self.sequences.pop(sequence)
+        del self.sequences[sequence]
         if self.fresh:
             self.fresh.pop(sequence, None)
         self._num_context_tokens -= length
         self._num_squared_context_tokens -= length * length
         if self.findable:
             self.findable.pop(sequence, None)
+        phase = (self.clock.step - length + 1) % self._block_size
         bucket = self._boundary[phase]
-        del bucket[sequence]
+        bucket.remove(sequence)
         if not bucket:
             del self._boundary[phase]
-        del self._finish[end][sequence]
 
     def next_event(self) -> int:
         while not self._finish[self._finish_steps[0]]:
@@ -88,7 +92,7 @@ class UniformDecodes(Decodes):
         return StepWork(chunks, num_decodes, contexts, squared, num_copied_blocks)
 
     def num_blocks_due(self, ahead: int = 0) -> int:
-        return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
+        return len(self._due(ahead))
 
     @property
     def num_step_tokens(self) -> int:
@@ -104,10 +108,10 @@ class UniformDecodes(Decodes):
         return dict.fromkeys(self._due(0), 1)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
-        due = self._boundary.get((self.clock.step + ahead) % self._block_size)
-        if due is None:
+        due = self._due(ahead)
+        if not due:
             return _NO_GROWTH
-        return _growth(ahead, due, blocks.take(len(due)))
+        return _growth(ahead, due, blocks.pool.take(len(due)))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
         now, size, boundary = self.clock.step, self._block_size, self._boundary
@@ -115,7 +119,7 @@ class UniformDecodes(Decodes):
         if not steps:
             return []
         due = [boundary[(now + ahead) % size] for ahead in steps]
-        taken = blocks.take_each([len(each) for each in due])
+        taken = blocks.pool.take_each([len(each) for each in due])
         return [_growth(ahead, due[number], taken[number]) for number, ahead in enumerate(steps)]
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
@@ -143,10 +147,10 @@ class UniformDecodes(Decodes):
         ending = self._finish.get(self.clock.step)
         if not ending:
             return []
-        finished = list(ending)
-        for sequence in finished:
-            self.remove(sequence)
-        return finished
+        self._finish[self.clock.step] = []
+        for sequence in ending:
+            self._take_out(sequence)
+        return ending
 
     def _growth_steps(self, num_steps: int) -> list[int]:
         """Those of the steps 1 to num_steps - 1 from now for which blocks are due."""
@@ -157,9 +161,9 @@ class UniformDecodes(Decodes):
             return [ahead for ahead in range(1, num_steps) if (now + ahead) % size in boundary]
         return sorted([s for phase in boundary for s in range((phase - now - 1) % size + 1, num_steps, size)])
 
-    def _due(self, ahead: int) -> dict[Sequence, None]:
+    def _due(self, ahead: int) -> list[Sequence]:
         """Sequences that need a new block `ahead` decode steps from now."""
-        return self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE)
+        return self._boundary.get((self.clock.step + ahead) % self._block_size, _NOBODY)
 
     def check_integrity(self) -> None:
         """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
@@ -169,21 +173,20 @@ class UniformDecodes(Decodes):
         assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
         assert self.fresh.keys() <= self.sequences.keys()
         for sequence in self.sequences:
-            phase, end = self.sequences[sequence]
-            offset = self.clock.step - sequence.num_tokens
-            assert (phase, end) == ((offset + 1) % self._block_size, offset + sequence.end_length)
-            assert sequence in self._boundary[phase] and sequence in self._finish[end] and end > self.clock.step
+            begun = self.clock.step - sequence.num_tokens
+            end = begun + sequence.end_length
+            assert sequence in self._boundary[(begun + 1) % self._block_size] and sequence in self._finish[end]
+            assert end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
 
 
-def _growth(ahead: int, due: dict[Sequence, None], taken: list[int]) -> BlockGrowth:
+def _growth(ahead: int, due: list[Sequence], taken: list[int]) -> BlockGrowth:
     """Append `taken` to the block tables of those that are due, one to each."""
-    sequences = list(due)
     ids: list[Any] = taken  # a compiled core would make new objects of numbers
-    for number, sequence in enumerate(sequences):
+    for number, sequence in enumerate(due):
         table: list[Any] = sequence.block_table
         table.append(ids[number])
-    return BlockGrowth(ahead, sequences, taken)
+    return BlockGrowth(ahead, due[:], taken)
 
 
 def uniform_decodes(block_size: int, longest: int) -> Decodes:

@@ -68,10 +68,9 @@ class BlockManager:
         self.offload = offload
         self._recomputes_last_block = full_hit == "recompute_block"
         self.index = PrefixIndex() if offload is None else offload.index
-        cache = offload or self.index
-        self.pool = pool or make_pool(num_blocks, eviction, cache.remove, cached_size)
+        evict = self.index.remove if offload is None else offload.remove
+        self.pool = pool or make_pool(num_blocks, eviction, evict, cached_size)
         self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
-        self.take, self.take_each, self.settle = self.pool.take, self.pool.take_each, cache.settle
         self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
     @property
@@ -89,6 +88,14 @@ class BlockManager:
         num_freed = self.pool.num_freed_by(tables)
         num_saved = self.pool.num_extra_references - sum(map(len, tables)) + num_freed
         return self.num_blocks - self.pool.num_free - num_freed, num_saved
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` blocks, which must be free; their content is lost."""
+        return self.pool.take(count)
+
+    def settle(self) -> None:
+        """The planned step has run: all content that was added to the prefix cache is there."""
+        self.index.settle()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -275,6 +282,6 @@ class BlockManager:
         if self.offload is not None:
             self.offload.check_integrity(sequences, {HOST: on_host})
         elif self.connector is not None:
-            self.connector.check_integrity()
+            self.connector.check_integrity(sequences)
         elif self.host is not None:
             self.host.check_integrity(on_host)

@@ -28,11 +28,11 @@ from collections import Counter, OrderedDict
 from itertools import chain
 from typing import Any
 
-from engine.core.kv.pool import Evict, all_ids
+from engine.core.kv.pool import Evict, Pool, all_ids
 from engine.core.kv.segment import Segment
 
 
-class BlockPool:
+class BlockPool(Pool):
     """`num_blocks` blocks.
 
     Args:
@@ -41,17 +41,18 @@ class BlockPool:
         cached_size: memory of a cached block as a multiple of a held one's.
 
     Attributes:
-        num_free: blocks that nobody holds, cached or not.
-        num_extra_references: references beyond the first, of all blocks together.
+        tail_first: of unhashed blocks that one release frees, the tail is taken before the head, as in vLLM. If not,
+            the head is, so that block tables stay in ascending order.
     """
 
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict, cached_size: float = 1.0) -> None:
         self.num_blocks = num_blocks
-        self.num_free = num_blocks
+        self._num_free = num_blocks
         self._cached_size = cached_size
         self._num_cached = 0  # free blocks whose content can be found
-        self.num_extra_references = 0
+        self._num_extra = 0  # references beyond the first, of all blocks together
         self.has_one_queue = has_one_queue
+        self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
         self._queue: OrderedDict[Segment, None] = OrderedDict()
@@ -59,8 +60,15 @@ class BlockPool:
         self._shared: dict[int, int] = {}  # references beyond the first
 
     @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def num_extra_references(self) -> int:
+        return self._num_extra
+
+    @property
     def num_uncached(self) -> int:
-        """Free blocks, or fewer, that are taken before any whose content can be found."""
         return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
@@ -97,7 +105,7 @@ class BlockPool:
 
         They come in ascending order, as far as they lie together: a CPU reads them faster that way.
         """
-        self.num_free -= count
+        self._num_free -= count
         if self._cached_size > 1:
             self._forget_oldest()
         free = self._free
@@ -119,7 +127,7 @@ class BlockPool:
 
     def give_back(self, blocks: list[int]) -> None:
         """Let `blocks`, taken and not used, be the next that are taken."""
-        self.num_free += len(blocks)
+        self._num_free += len(blocks)
         self._free += reversed(blocks)
 
     def take_each(self, counts: list[int]) -> list[list[int]]:
@@ -128,7 +136,7 @@ class BlockPool:
         if self._cached_size > 1:
             return [self.take(count) for count in counts]
         total, num_uncached = sum(counts), len(self._free)
-        self.num_free -= total
+        self._num_free -= total
         split = max(0, num_uncached - total)
         blocks = self._free[split:]
         del self._free[split:]
@@ -157,7 +165,7 @@ class BlockPool:
             segment: Segment = found
             for block in hits:
                 segment_of[block] = None
-            self.num_free -= len(hits)
+            self._num_free -= len(hits)
             self._num_cached -= len(hits)
             segment.bring_back(hits)
             if not segment.blocks:
@@ -181,13 +189,14 @@ class BlockPool:
                 hashes = [each for block, each in hashed if block not in others]
                 table = [block for block in table if block not in others]
                 num_hashed = len(hashes)
-        self.num_free += len(table) - num_kept
+        self._num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
         if private:
             if self.has_one_queue:
                 self._queue[Segment(private, [], 0)] = None
             else:
-                private.reverse()
+                if not self.tail_first:
+                    private.reverse()
                 self._free += private
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
@@ -204,7 +213,7 @@ class BlockPool:
                 shared[block] = num_left
             else:
                 del shared[block]
-        self.num_extra_references -= len(blocks)
+        self._num_extra -= len(blocks)
 
     def _share(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`, which are held."""
@@ -212,7 +221,7 @@ class BlockPool:
         ids: list[Any] = blocks
         for block in ids:
             shared[block] = shared.get(block, 0) + 1
-        self.num_extra_references += len(blocks)
+        self._num_extra += len(blocks)
 
     def _shared_in(self, table: list[int]) -> list[int]:
         """The blocks of `table` that several sequences hold, in order: most often its first ones, and all there are."""
@@ -236,9 +245,9 @@ class BlockPool:
 
     def _forget_oldest(self) -> None:
         """Drop the content of the oldest cached blocks that the memory of free blocks cannot hold."""
-        while self._num_cached * self._cached_size > self.num_free:
+        while self._num_cached * self._cached_size > self._num_free:
             oldest = next(segment for segment in self._queue if segment.hashes)
-            excess = math.ceil(self._num_cached - self.num_free / self._cached_size)
+            excess = math.ceil(self._num_cached - self._num_free / self._cached_size)
             self._free += self._dequeue_from(oldest, excess)
 
     def _dequeue(self, count: int) -> list[int]:
@@ -271,11 +280,11 @@ class BlockPool:
         queued = self._queued_hashes()
         free = Counter([*self._free, *queued])
         assert all(count == 1 for count in free.values()), "a block is free twice"
-        assert len(free) == self.num_free, "the free blocks are miscounted"
+        assert len(free) == self._num_free, "the free blocks are miscounted"
         assert not free.keys() & references.keys(), "a block is free and referenced"
         assert len(free) + len(references) == self.num_blocks, "a block is lost"
         assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
-        assert self.num_extra_references == sum(self._shared.values()), "extra references are miscounted"
+        assert self._num_extra == sum(self._shared.values()), "extra references are miscounted"
         return {block: each for block, each in queued.items() if each is not None}
 
     def _queued_hashes(self) -> dict[int, int | None]:
@@ -292,5 +301,5 @@ class BlockPool:
             queued |= zip(left, segment.hashes[segment.offset :], strict=False)
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
         assert self._num_cached == len(queued), "cached blocks are miscounted"
-        assert self._num_cached * self._cached_size <= self.num_free, "more is cached than is free"
+        assert self._num_cached * self._cached_size <= self._num_free, "more is cached than is free"
         return queued | unhashed

@@ -64,7 +64,7 @@ class RankedPool(BlockPool):
         for block in blocks:
             if block in self._hash:
                 self._remove(block)
-                self.num_free -= 1
+                self._num_free -= 1
             else:
                 held.append(block)
         super().hold(held)

@@ -146,14 +146,18 @@ class PrefixIndex:
         return start
 
     def _remove_entered(self, blocks: list[int], hashes: list[int]) -> None:
-        index, duplicates = self._blocks, self._duplicates
-        if self._runs and not (self._runs.keys().isdisjoint(hashes) and all(map(index.__contains__, hashes))):
+        index: dict[Any, int] = self._blocks
+        keys: list[Any] = hashes  # a compiled core would make new objects of numbers
+        duplicates = self._duplicates
+        if self._runs and not self._runs.keys().isdisjoint(hashes):
             self.enter([*self._runs])  # a block is not the last of its run
-        if duplicates and not duplicates.keys().isdisjoint(hashes):
-            for block, block_hash in zip(blocks, hashes, strict=True):
-                self._remove_one(block, block_hash)
-        else:
-            for block_hash in hashes:
+        has_duplicates = bool(duplicates) and not duplicates.keys().isdisjoint(hashes)
+        for number, block_hash in enumerate(keys):
+            if block_hash not in index:  # it is within a run
+                self.enter([*self._runs])
+            if has_duplicates:
+                self._remove_one(blocks[number], block_hash)
+            else:
                 del index[block_hash]
 
     def _remove_one(self, block: int, block_hash: int) -> None:

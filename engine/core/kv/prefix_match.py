@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, abc
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.core.kv.tiers.shared_store import StoreSight
 from engine.core.kv.tiers.tier import Tier
@@ -49,4 +49,4 @@ class PrefixMatch(NamedTuple):
 
 
 make_match = partial(tuple.__new__, PrefixMatch)  # from a tuple of all fields, as `_make`, without a Python call
-NO_MATCH = PrefixMatch([], 0, 0, False)
+NO_MATCH: Final = PrefixMatch([], 0, 0, False)

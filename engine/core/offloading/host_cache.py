@@ -39,6 +39,16 @@ class HostCache:
         """Whether a cached chunk has been written."""
         return self._readers[chunk] != _BEING_WRITTEN
 
+    def count_leading(self, chunks: abc.Sequence[int], *, written: bool) -> tuple[int, bool]:
+        """How many of `chunks` are cached up to the first that is not, and whether any of these is being `written`,
+        which else is as one that is not cached."""
+        is_written = False
+        for number, chunk in enumerate(chunks):
+            if chunk not in self or not (written or self.is_readable(chunk)):
+                return number, is_written
+            is_written |= not self.is_readable(chunk)
+        return len(chunks), is_written
+
     def touch(self, chunks: abc.Sequence[int]) -> None:
         """Note that these chunks of one prompt are of use."""
         self._recency.touch(chunks)
@@ -107,8 +117,17 @@ class HostCache:
         idle.close()
         return chosen if len(chosen) == count else None
 
-    def check_integrity(self) -> None:
-        """Prove that no place is lost or held twice; raises AssertionError."""
+    def check_integrity(self, read: abc.Mapping[int, int], written: abc.Set[int]) -> None:
+        """Prove that no place is lost or held twice, and that what is idle can be evicted; raises AssertionError.
+
+        Args:
+            read: by how many transfers chunks are being read.
+            written: chunks that are being written.
+        """
         assert sorted([*self._free, *self._places.values()]) == list(range(self._num_used)), "a place is lost"
+        assert self._num_used <= self.num_chunks and len(self._places) <= self.num_chunks
         assert self._places.keys() == self._readers.keys()
-        assert all(count >= _BEING_WRITTEN for count in self._readers.values())
+        assert {chunk: count for chunk, count in self._readers.items() if count > 0} == read, "readers are miscounted"
+        assert {chunk for chunk, count in self._readers.items() if count == _BEING_WRITTEN} == written
+        evictable = [chunk for chunk in self._recency.idle() if not self._readers[chunk]]
+        assert len(evictable) == len({*evictable}) == list(self._readers.values()).count(0), "who is idle is not known"

@@ -27,10 +27,10 @@ class Recency(Protocol):
         """A transfer reads the chunk, which was idle."""
 
     def touch(self, chunks: abc.Sequence[int]) -> None:
-        """Chunks of one prompt are of use, the first of them most."""
+        """Chunks of one prompt are of use; of these the first is evicted last."""
 
     def access(self, chunks: abc.Mapping[int, int], sequence: Sequence) -> None:
-        """`sequence` has asked for chunks; each with its number in it."""
+        """`sequence` has asked for these chunks, each with its number in the sequence."""
 
     def end(self, sequence: Sequence) -> None:
         """`sequence` asks for nothing any more."""
@@ -85,7 +85,8 @@ class IdleOrder(StoredOrder):
 class RequestOrder:
     """0.33: chunks in the order of the requests that asked for them last, of each the last chunk first.
 
-    A request has one place from its first chunk on, and another one, for all that it asked for, when it ends.
+    A request has one place from its first chunk on. When it ends, all chunks that it asked for go to the end, the last
+    one first.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 from engine.core.offloading.recency import RecencyRule
 
 AtEnd = Literal["nothing", "all", "committed"]
+Reserves = Literal["nothing", "prompts", "decodes"]
+BusyBlocks = Literal["free", "held", "spared"]
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,12 @@ class OffloadingRules:
         at_end: what is stored of the last tokens of a request when it has ended: "nothing" that the steps have not;
             "all" of its tokens; or all but the last, which has no KV ("committed").
         stores_again: a request that was preempted offers all its chunks once more; if not, those that it has not.
-        reserves: a load leaves the blocks that admitted prompts still need.
-        spares_busy: where steps are planned ahead, nobody gives way of whom the step under way computes something, and
-            who stops or is aborted meanwhile holds its blocks until that step has run.
+        reserves: what a load leaves blocks for: "nothing"; what admitted "prompts" and other loads still need; or, with
+            drafts, also the first decode step of each of these and of its own ("decodes").
+        busy_blocks: where steps are planned ahead, what becomes of the blocks of a sequence that the step under way
+            computes something of, when it gives way, stops or is aborted: they are "free" at once; or "held" until that
+            step has run, and more sequences give way for those who lack blocks now; or such a sequence does not give
+            way ("spared"), and else they are held.
         holders_first: of those who are passed over, who holds blocks comes before all others who wait, whatever their
             priorities. If not, all who are passed over come before those who wait.
     """
@@ -36,6 +41,6 @@ class OffloadingRules:
     recency: RecencyRule = "request"
     at_end: AtEnd = "committed"
     stores_again: bool = True
-    reserves: bool = True
-    spares_busy: bool = True
+    reserves: Reserves = "decodes"
+    busy_blocks: BusyBlocks = "spared"
     holders_first: bool = True

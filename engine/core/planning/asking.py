@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.core.admission.limits import Limits
 from engine.core.admission.need import Need, Needs
@@ -35,8 +35,8 @@ class Wait(NamedTuple):
     steps: int | None = None
 
 
-WAIT = Wait()
-WAIT_FOR_A_STEP = Wait(steps=1)
+WAIT: Final = Wait()
+WAIT_FOR_A_STEP: Final = Wait(steps=1)
 
 
 class Admission:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import abc
+
 from engine.core.admission.need import Need
 from engine.core.admission.skipping_queue import SkippingQueue
 from engine.core.kv.prefix_match import PrefixMatch
@@ -18,6 +20,7 @@ def admit_or_load(planner: StepPlanner, draft: StepDraft, budget: int) -> None:
     there. Who waits for something else is passed over."""
     waiting, connector = planner.waiting, planner.blocks.connector
     assert isinstance(waiting, SkippingQueue) and connector is not None
+    whole: set[Sequence] = set()  # those that enter with all of their prompt, and have loaded nothing
     while budget > 0 and len(waiting) and (free_seats := planner.admission.free_seats) > 0:
         found = _find(planner, connector, waiting.head)
         if found is None:
@@ -25,7 +28,7 @@ def admit_or_load(planner: StepPlanner, draft: StepDraft, budget: int) -> None:
             continue
         match, num_loaded = found
         need = Need(waiting.head, budget, planner.admission.look)
-        num_reserved = _num_reserved(planner, connector) if num_loaded and connector.rules.reserves else 0
+        num_reserved = _num_reserved(planner, connector, whole) if num_loaded else 0
         planner.admission.needs.fill(need, match, num_loaded, num_reserved)
         state = planner.admission.state(draft.now, budget, planner.limits.cuts_prompts, free_seats)
         answer = planner.admission.admit(need, state)
@@ -35,7 +38,9 @@ def admit_or_load(planner: StepPlanner, draft: StepDraft, budget: int) -> None:
             _load(planner, connector, waiting.head, match, num_loaded)
             waiting.skip()
             continue
-        planner.start(draft, waiting.pop(), match, answer.num_tokens)
+        planner.start(draft, waiting.pop(), match, answer.num_tokens, need.padding)
+        if draft.prefills[-1].is_last and not connector.is_loading(draft.admitted[-1]):
+            whole.add(draft.admitted[-1])
         connector.admit(draft.admitted[-1])
         budget -= answer.num_tokens
     waiting.end_pass()
@@ -51,8 +56,7 @@ def _find(planner: StepPlanner, connector: Connector, sequence: Sequence) -> tup
         _land(planner, sequence)
         return PrefixMatch([], sequence.num_computed_tokens, 0, False, len(sequence.block_table)), 0
     match = blocks.match(sequence)
-    hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
-    num_loaded = connector.look(sequence, hashes, match.num_cached_tokens)
+    num_loaded = connector.look(sequence, match.num_cached_tokens)
     return None if num_loaded is None else (match, num_loaded)
 
 
@@ -64,11 +68,17 @@ def _land(planner: StepPlanner, sequence: Sequence) -> None:
         sequence.set_computed(sequence.num_tokens - 1)
 
 
-def _num_reserved(planner: StepPlanner, connector: Connector) -> int:
-    """Blocks that admitted prompts, and those who load, still need."""
-    blocks = planner.blocks
-    sequences = [*planner.running.prefilling, *connector.loading]
-    return sum(max(0, blocks.blocks_for(s.num_tokens) - len(s.block_table)) for s in sequences)
+def _num_reserved(planner: StepPlanner, connector: Connector, whole: abc.Container[Sequence]) -> int:
+    """Blocks that a load must leave for admitted prompts but those in `whole`, for other loads, and for first decode
+    steps with drafts."""
+    blocks, rule, num_decoded = planner.blocks, connector.rules.reserves, planner.running.decodes.tokens_per_decode
+    if rule == "nothing":
+        return 0
+    if rule == "prompts" or num_decoded == 1:
+        num_decoded = 0
+    sequences = [*(s for s in planner.running.prefilling if s not in whole), *connector.loading]
+    num_missing = sum(max(0, blocks.blocks_for(s.num_tokens + num_decoded) - len(s.block_table)) for s in sequences)
+    return num_missing + blocks.blocks_for(num_decoded)
 
 
 def _load(planner: StepPlanner, connector: Connector, sequence: Sequence, match: PrefixMatch, num_loaded: int) -> None:
@@ -77,5 +87,4 @@ def _load(planner: StepPlanner, connector: Connector, sequence: Sequence, match:
     sequence.set_computed(num_local + num_loaded)
     if not sequence.num_preemptions:
         sequence.cached_by_tier = {HOST: min(num_loaded, sequence.num_tokens - 1 - num_local)}
-    hashes = blocks.hashes_of(sequence, sequence.num_tokens // blocks.block_size)
-    connector.begin_load(sequence, hashes, num_local)
+    connector.begin_load(sequence, num_local)

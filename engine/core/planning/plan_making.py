@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.asking import Admission
 from engine.core.planning.horizon import decode_horizon
 from engine.core.running.running_set import RunningSet
 from engine.core.running.slots import count_slots, num_to_compute
-from engine.core.work import StepWork, make_chunk_work
+from engine.core.work import ChunkWork, StepWork
 
 
 class PlanMaker:
@@ -34,7 +34,7 @@ class PlanMaker:
         decodes, is_alone = running.decodes, len(lanes) == 1
         # Those that are ending are counted too.
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
-        chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
+        chunks = [ChunkWork(each.start, each.num_tokens, each.is_last) for each in prefills] if prefills else ()
         horizon, num_late, num_padding = 1, 0, 0
         if num_decodes and decodes.late:
             num_late = len(decodes.late)
@@ -42,13 +42,13 @@ class PlanMaker:
         if draft.padded:
             num_drafts = decodes.tokens_per_decode - 1
             chunks = [
-                work._replace(num_tokens=1 + num_drafts) if chunk.sequence in draft.padded else work
+                ChunkWork(work.start, 1 + num_drafts, work.is_last) if chunk.sequence in draft.padded else work
                 for chunk, work in zip(prefills, chunks, strict=True)
             ]
             num_padding += len(draft.padded) * num_drafts
         num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
         if num_decodes:
-            work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
+            work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh) if decodes.fresh else []
             # A victim may end with drafts that are under way, and leave the queue then.
             may_leave = draft.preempted and running.lag and decodes.tokens_per_decode > 1
             if is_alone and not (prefills or draft.transfers or draft.paused or may_leave or draft.is_single):
@@ -64,11 +64,11 @@ class PlanMaker:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
         else:  # all that goes on takes part, so that all blocks which are shared are full
             num_tokens, num_reserved = work.num_context_tokens - num_late - num_saved * self._block_size, 0
-            for sequence, start, num_chunk_tokens, is_last in prefills:
-                end = start + num_chunk_tokens
+            for chunk in prefills:
+                end = chunk.start + chunk.num_tokens
                 num_tokens += end
-                if not is_last:
-                    num_reserved += num_to_compute(sequence, end, self._block_size)
+                if not chunk.is_last:
+                    num_reserved += num_to_compute(chunk.sequence, end, self._block_size)
         plan = StepPlan(
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon,
@@ -82,7 +82,7 @@ class PlanMaker:
         num_rows = sum(row in running.decodes.sequences for row in running.padding) if plan.num_decodes else 0
         longest = max((chunk.num_tokens for chunk in plan.prefills), default=0)
         num_padded = sum(longest - chunk.num_tokens for chunk in plan.prefills)
-        plan.work.chunks = [chunk._replace(num_tokens=longest) for chunk in plan.work.chunks]
+        plan.work.chunks = [ChunkWork(chunk.start, longest, chunk.is_last) for chunk in plan.work.chunks]
         plan.num_running -= sum(len(lane.padding) for lane in self._lanes)
         plan.num_padding_seqs = num_rows
         plan.num_padding_tokens = num_rows + num_padded

@@ -17,8 +17,7 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
     """
     running, budget = planner.running, planner.max_num_batched_tokens
     due = running.decodes.blocks_due()
-    served: dict[Sequence, tuple[int, int]] = {}  # tokens and blocks
-    aside: list[int] = []  # all blocks of those served
+    served: dict[Sequence, tuple[int, list[int]]] = {}  # tokens, and the blocks that are set aside
     is_over = False
     for sequence in list(running.sequences):
         decodes = sequence in running.decodes.sequences
@@ -43,11 +42,9 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
                 break
             if victim in served:
                 running.register_known(victim)
-                given_back = served.pop(victim)
-                budget += given_back[0]
-                kept = len(aside) - given_back[1]
-                planner.put_back(aside[kept:])
-                del aside[kept:]
+                given_back, blocks = served.pop(victim)
+                budget += given_back
+                planner.take_back(victim, blocks)
             planner.preempt(draft, victim)
             gave_way = victim is sequence
         if is_over:
@@ -56,8 +53,7 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
             continue
         is_over = ends and gave_way
         if not gave_way:
-            served[sequence] = num_tokens, num_blocks
+            served[sequence] = num_tokens, planner.set_aside(num_blocks)
             budget -= num_tokens
-            aside += planner.set_aside(num_blocks)
-    planner.put_back(aside)
+    planner.put_back([block for _, blocks in served.values() for block in blocks])
     return {s: tokens for s, (tokens, _) in served.items() if s in running.prefilling}, budget

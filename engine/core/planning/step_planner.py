@@ -10,7 +10,7 @@ from engine.core.admission.need import Need
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.prefix_match import PrefixMatch
-from engine.core.plan import StepDraft, make_prefill_chunk
+from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.planning.asking import Admission, AdmissionRule, Wait
 from engine.core.planning.parking import Parking
 from engine.core.running.giving_way import GivingWay
@@ -168,7 +168,7 @@ class StepPlanner(GivingWay):
         if start < sequence.num_lost_tokens:
             sequence.num_recomputed_tokens += min(num_tokens, sequence.num_lost_tokens - start)
         end = start + num_tokens
-        draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
+        draft.prefills.append(PrefillChunk(sequence, start, num_tokens, end == sequence.num_tokens))
         if sequence.has_content:
             self.blocks.announce(sequence, end)
 
@@ -179,6 +179,13 @@ class StepPlanner(GivingWay):
     def put_back(self, aside: list[int]) -> None:
         if aside:
             self.blocks.pool.give_back(aside)
+
+    def take_back(self, victim: Sequence, aside: list[int]) -> None:
+        """Let go of the blocks that were set aside for one that gives way; with a connector they go with its others."""
+        if self.blocks.connector is None:
+            self.put_back(aside)
+        else:
+            victim.block_table += aside
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer
 from engine.core.offloading.connector import Connector
-from engine.core.offloading.jobs import Orders
+from engine.core.offloading.jobs import Job, Orders
 from engine.core.plan import StepDraft
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
@@ -17,37 +17,45 @@ class Storing:
         planned: the sequences of the last step, with the tokens that are computed after it.
     """
 
-    def __init__(self, blocks: BlockManager, connector: Connector) -> None:
-        self._blocks, self._connector = blocks, connector
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._flushed: list[Orders] = []  # of passes before the last one
         self.planned: dict[Sequence, int] = {}
 
     def end_pass(self, draft: StepDraft, running: RunningSet) -> None:
         """A step is planned, or nothing can be."""
         draft.is_single = True  # what each step completes is stored with it
-        self._connector.now = draft.now
+        self._connector.jobs.now = draft.now
         chunks = {chunk.sequence: chunk.start + chunk.num_tokens for chunk in draft.prefills}
         decodes = running.decodes.sequences if draft.num_decodes else ()
-        self.planned = {  # a token that is under way is not known
-            sequence: chunks.get(sequence) or sequence.num_computed_tokens + 1 - running.is_under_way(sequence)
+        self.planned = {
+            sequence: chunks.get(sequence) or running.num_known(sequence)
             for sequence in running.sequences
             if sequence in chunks or sequence in decodes
         }
-        self._connector.end_plan(self.planned, draft.admitted, draft.preempted, self._blocks.hashes_of)
+        self._connector.end_plan(self.planned, draft.admitted, running.num_known)
+        if self.planned:
+            for job in self._connector.jobs.pop_unplanned():
+                draft.transfers += _transfers(job, self._connector.rules.chunk_blocks)
 
     def flush(self) -> tuple[list[int], list[Sequence]]:
         """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""
-        orders = self._connector.take_orders()
+        orders = self._connector.jobs.take_orders()
         self._flushed.append(orders)
         return sorted(orders.flushed), orders.ended
 
     def take_orders(self) -> Orders:
         """What the last plan, or the attempt at one, asks of who copies between device and host."""
-        orders = self._connector.take_orders()
+        orders = self._connector.jobs.take_orders()
         jobs = [job for each in self._flushed for job in each.jobs]
         self._flushed.clear()
         return orders._replace(jobs=jobs + orders.jobs)
 
-    def is_under_way(self, number: int) -> bool:
-        """Whether a job is to be reported."""
-        return self._connector.is_under_way(number)
+
+def _transfers(job: Job, chunk_blocks: int) -> list[Transfer]:
+    """The copy of each block; the host's blocks are numbered by chunks of `chunk_blocks`."""
+    slots = [place * chunk_blocks + i for place in job.places for i in range(chunk_blocks)]
+    pairs = zip(job.blocks, slots[-len(job.blocks) :], strict=True)
+    if job.is_store:
+        return [Transfer(DEVICE, block, HOST, slot) for block, slot in pairs]
+    return [Transfer(HOST, slot, DEVICE, block) for block, slot in pairs]

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 
 from engine.core.routing.router import Router
 
-_NOT_RULES = ("router", "prefix_estimate", "draws", "loads")
+_NOT_RULES = ("router", "draws", "views")
 ROUTERS: dict[str, type[Router]] = {
     module.name: import_module(f"{__name__}.{module.name}").ROUTER
     for module in iter_modules(__path__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import abc
 
-from engine.core.routing.loads import least_busy
 from engine.core.routing.router import BaseRouter, ServerView
+from engine.core.routing.views.loads import least_busy
 from engine.core.sequence import Request
 
 

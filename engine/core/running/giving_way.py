@@ -39,7 +39,7 @@ class GivingWay:
     def spares(self, victim: Sequence) -> bool:
         """Whether nobody gets the blocks of `victim` now, as loads could overwrite what the step under way writes."""
         connector = self.blocks.connector
-        return connector is not None and connector.rules.spares_busy and self.running.is_under_way(victim)
+        return connector is not None and connector.rules.busy_blocks == "spared" and self.running.is_under_way(victim)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
         """Take the blocks of `victim`."""

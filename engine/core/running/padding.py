@@ -13,7 +13,7 @@ are planned ahead, a row sits out the step that was planned before its sequence 
 from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 

@@ -101,8 +101,10 @@ class Preemption(NamedTuple):
         return 2 * num_blocks * self.transfer_block_us < num_lost * self.recompute_token_us
 
 
-def give_up_blocks(blocks: BlockManager, victim: Sequence, keeps: Keeps, num_known: int) -> list[Transfer]:
-    """Release the blocks of `victim`, whose first `num_known` tokens are computed and known, except for what it keeps.
+def give_up_blocks(
+    blocks: BlockManager, victim: Sequence, keeps: Keeps, num_known: int, release: Callable[[Sequence], None]
+) -> list[Transfer]:
+    """`release` the blocks of `victim`, of which `num_known` tokens are computed and known, except for what it keeps.
 
     It keeps nothing of its KV; or the prefix of full blocks, until others need them; or a copy in the host tier, made
     by the transfers returned.
@@ -120,6 +122,6 @@ def give_up_blocks(blocks: BlockManager, victim: Sequence, keeps: Keeps, num_kno
         keep_prefix(blocks, victim, num_known)
         victim.num_partial_preemptions += bool(victim.block_table)
     else:
-        blocks.release(victim)
+        release(victim)
         victim.set_computed(0)
     return []

@@ -60,10 +60,11 @@ class Progress:
                 flight.late = [*running.decodes.late]
                 for sequence in ended:
                     self._register_known(sequence)
-            for sequence in stopped:
-                if sequence in running.decodes.sequences:
-                    running.decodes.remove(sequence)
-                    ended.append(sequence)
+            if stopped:
+                for sequence in stopped:
+                    if sequence in running.decodes.sequences:
+                        running.decodes.remove(sequence)
+                        ended.append(sequence)
             for sequence in ended:
                 if sequence in running.padding:
                     drop(running, sequence)
@@ -103,11 +104,12 @@ class Progress:
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue
         started: list[Sequence] = []
-        for sequence, start, num_tokens, is_last in flight.plan.prefills:
+        for chunk in flight.plan.prefills:
+            sequence = chunk.sequence
             if sequence not in self._running.prefilling:  # aborted meanwhile
                 continue
-            sequence.set_computed(start + num_tokens)
-            if is_last:
+            sequence.set_computed(chunk.start + chunk.num_tokens)
+            if chunk.is_last:
                 started += self._finish_prefill(flight, sequence, stopped)
         flight.started = started
 
@@ -133,8 +135,9 @@ class Progress:
             sequence.last_token_time = now
         if flight.plan.num_decodes:
             running.last_decode_time = now
-            for sequence in flight.victims:
-                sequence.last_token_time = now
+            if flight.victims:
+                for sequence in flight.victims:
+                    sequence.last_token_time = now
         ended = flight.ended
         if self._blocks.finds_late and flight.started:
             if self._blocks.stores_prompts_first:
@@ -221,6 +224,8 @@ class Progress:
             self._blocks.drop(sequence)
             sequence.status = SequenceStatus.FINISHED
             sequence.add_tokens(-num_discarded)
+            if self._blocks.connector is not None:
+                self._blocks.connector.end(sequence)
             flight.ended.append(sequence)
         elif sequence.status in (SequenceStatus.FINISHED, SequenceStatus.ABORTED):  # it ended with the same plan
             sequence.add_tokens(-num_discarded)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.decodes.interface import Decodes
@@ -62,7 +62,7 @@ class RunningSet:
         self.padding: dict[Sequence, None] = {}
         self.num_reserved = 0
         self._num_admitted = 0
-        self.flights: deque[Flight] = deque()
+        self.flights: list[Flight] = []
         self._blocks = blocks
         self._waiting = waiting
         self.lag = lag
@@ -141,6 +141,12 @@ class RunningSet:
             return False
         return sequence in self.flights[-1].members
 
+    def num_known(self, sequence: Sequence) -> int:
+        """With a connector: tokens of a running sequence without those that the plan under way brings to a decode."""
+        if sequence in self.decodes.sequences and self.is_under_way(sequence):
+            return self.decodes.num_found(sequence)
+        return sequence.num_tokens
+
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
         writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
@@ -179,7 +185,10 @@ class RunningSet:
         if self.flights and (sequence in self.flights[-1].victims or sequence in self.flights[-1].started):
             self._waiting.coming.add(sequence)
         self.leave(sequence, SequenceStatus.WAITING)
-        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
+        if self._blocks.connector is not None:
+            self._blocks.connector.give_way(sequence)
+        release = self._release_when_run if self._holds_busy(sequence) else self._blocks.release
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, release)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
         self._waiting.push(sequence)
@@ -194,11 +203,14 @@ class RunningSet:
         del self.sequences[sequence]
         self._blocks.connector.give_way(sequence)
         self._waiting.on_release(sequence)
-        self._blocks.drop(sequence)
+        if self._holds_busy(sequence):
+            self._release_when_run(sequence)
+        else:
+            self._blocks.drop(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
-        was_parked = sequence in self.parked
+        was_parked, num_known = sequence in self.parked, self.num_known(sequence)
         self.leave(sequence, SequenceStatus.ABORTED)
         if was_parked and sequence not in self.returning:
             del self.sequences[sequence]
@@ -207,7 +219,18 @@ class RunningSet:
             return
         if was_parked:
             land(self._blocks, sequence)
-        self.release(sequence)
+        self.release(sequence, num_known)
+
+    def _holds_busy(self, sequence: Sequence) -> bool:
+        """Whether its blocks are not free before the step under way has run, which computes something of it."""
+        connector = self._blocks.connector
+        return connector is not None and connector.rules.busy_blocks != "free" and self.is_under_way(sequence)
+
+    def _release_when_run(self, sequence: Sequence) -> None:
+        """Release the blocks of a sequence that goes on without them when the step under way has run."""
+        holder = sequence.hand_over_blocks()
+        self.held[holder] = None
+        self.flights[-1].freed.append(holder)
 
     def _end_holding(self, sequence: Sequence) -> None:
         del self.held[sequence]
@@ -251,12 +274,15 @@ class RunningSet:
         self.forked.pop(sequence, None)
         sequence.leave(status)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take the seat of a sequence that is in no state any more, and its blocks if no other server needs them."""
+    def release(self, sequence: Sequence, num_known: int | None = None) -> None:
+        """Take the seat of a sequence that is in no state any more, and its blocks if no other server needs them.
+
+        `num_known` of its tokens are known; None for all.
+        """
         del self.sequences[sequence]
         connector = self._blocks.connector
-        is_held = connector is not None and connector.end(sequence)
-        if connector is not None and connector.rules.spares_busy and self.is_under_way(sequence):
+        is_held = connector is not None and connector.end(sequence, num_known)
+        if self._holds_busy(sequence):
             self.flights[-1].freed.append(sequence)
             is_held = True
         if is_held or sequence.request.decodes_elsewhere and sequence.status is FINISHED:

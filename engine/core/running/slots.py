@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.contiguous import ContiguousManager
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.plan import StepDraft
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence

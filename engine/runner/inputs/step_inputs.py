@@ -187,12 +187,12 @@ class StepBuilder:
 
     def _chunks(self, prefills: list[PrefillChunk]) -> abc.Iterator[Chunk]:
         """Prompt chunks, with the samples of each completed prompt."""
-        for sequence, start, num_tokens, is_last in prefills:
+        for chunk in prefills:
+            sequence, start, num_samples = chunk.sequence, chunk.start, chunk.num_samples
             params, seed = self._requests[sequence]
-            num_samples = 1 + sequence.num_forks if is_last else 0
             samples = [(params, seed + i & _SEED_BITS) for i in range(num_samples)]
-            tokens = sequence.token_ids[start : start + num_tokens]  # type: ignore[index]
-            yield Chunk(sequence.block_table, start, tokens, [num_tokens - 1] * num_samples, samples)
+            tokens = sequence.token_ids[start : start + chunk.num_tokens]  # type: ignore[index]
+            yield Chunk(sequence.block_table, start, tokens, [chunk.num_tokens - 1] * num_samples, samples)
 
     def _verified_chunks(self, drafted: list[tuple[Sequence, list[int]]]) -> abc.Iterator[Chunk]:
         """The last known token and the drafts of each decode; a token is sampled after each of them."""

@@ -11,8 +11,8 @@ from typing import Any
 from engine.documents import DocumentError, read_yaml, user_path
 from harness.config.command_lines.known_models import KnownModels
 from harness.config.composing import CONF
-from harness.config.composing.device_names import device_option
-from harness.config.composing.quoting import quoted
+from harness.config.device_names import device_option
+from harness.config.quoting import quoted
 from harness.hub import PREFIX
 
 _CHOICE = re.compile(r"(model|device)=(['\"]?)([^'\"\[\]{}()$]+)\2")

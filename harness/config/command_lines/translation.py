@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from harness.config.composing.quoting import quoted
+from harness.config.quoting import quoted
 from harness.errors import ConfigError
 
 

@@ -229,7 +229,7 @@ def _dtype_of(fields: Fields) -> str:
 
 
 def _windows(fields: Fields, family: Family, num_layers: int, longest: int) -> dict[str, int]:
-    """The window and the number of layers that have it; a window of the longest context is none."""
+    """The window and the number of layers that have it; a window as long as the longest context counts as none."""
     none = {"sliding_window": 0, "num_sliding_layers": 0}
     if fields.data.get("sliding_window") is None or family.windows == "none":
         return none
@@ -259,7 +259,7 @@ def _num_sliding(fields: Fields, family: Family, num_layers: int) -> int:
 
 
 def _period(fields: Fields, family: Family) -> int:
-    """Each how many-th layer has no window: a number, or as many letters as `LLLG` has."""
+    """Every how many layers one has no window: stated as a number, or as a pattern such as `LLLG`, by its length."""
     pattern = fields.data.get("sliding_window_pattern")
     if isinstance(pattern, str) and pattern == "L" * (len(pattern) - 1) + "G":
         return len(pattern)

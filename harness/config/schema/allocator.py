@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from harness.config.schema.base import ConfigModel
 
 

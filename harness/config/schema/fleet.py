@@ -1,5 +1,6 @@
 """The servers of a fleet, and the rule by which requests are spread over them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -243,8 +244,7 @@ def check_stages(
         "cost=linear does not tell what a layer takes; use cost=profiled or cost=roofline": cost.kind == "linear",
         "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
     }
-    if num_stages > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
-        raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
+    _refuse(f"pipeline_parallel_size={num_stages}", obstacles if num_stages > 1 else {})
 
 
 def check_whole_experts(num_gpus: int, model: ModelConfig, engine: EngineConfig, cost: CostConfig) -> None:
@@ -259,17 +259,11 @@ def check_whole_experts(num_gpus: int, model: ModelConfig, engine: EngineConfig,
         f"engine={engine.kind} has a part of every expert on each GPU; use engine=sim": engine.kind != "sim",
         f"cost={cost.kind} does not tell what experts take; use cost=roofline": cost.kind in ("linear", "custom"),
     }
-    if found := next((text for text, stands in obstacles.items() if stands), None):
-        raise ValueError(f"expert_parallel=true: {found}")
+    _refuse("expert_parallel=true", obstacles)
 
 
 def check_ranks(
-    num_ranks: int,
-    model: ModelConfig,
-    engine: EngineConfig,
-    *,
-    shares_out: bool,
-    steps_alone: bool,
+    num_ranks: int, model: ModelConfig, engine: EngineConfig, *, shares_out: bool, steps_alone: bool
 ) -> None:
     """Raise ValueError where a server cannot be ranks with data-parallel attention that share out the experts.
 
@@ -282,8 +276,7 @@ def check_ranks(
         "needs pipeline_parallel_size=1 and speculation=none": not steps_alone,
         "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
     }
-    if num_ranks > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
-        raise ValueError(f"data_parallel_size={num_ranks}: {found}")
+    _refuse(f"data_parallel_size={num_ranks}", obstacles if num_ranks > 1 else {})
 
 
 def check_pools(
@@ -297,5 +290,10 @@ def check_pools(
         f"replicas={num_replicas} is for fleet=replicas; give each pool its own": num_replicas > 1,
         f"trace.n={num_samples}: samples of a prompt are not handed over; use trace.n=1": apart and num_samples > 1,
     }
+    _refuse(f"fleet.kind={fleet.kind}", obstacles)
+
+
+def _refuse(setting: str, obstacles: Mapping[str, bool]) -> None:
+    """Raise ValueError with the first obstacle that stands."""
     if found := next((text for text, stands in obstacles.items() if stands), None):
-        raise ValueError(f"fleet.kind={fleet.kind}: {found}")
+        raise ValueError(f"{setting}: {found}")

@@ -6,7 +6,7 @@ from harness.config import CustomCost
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from simulator.costs.cost import CostModel
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.model import Model
 from simulator.system import MakeCost
 

@@ -9,13 +9,13 @@ from engine.core.scheduler_options import OffloadOptions
 from harness.config import RunConfig, SimEngine, TiersConfig
 from harness.config.schema.fleet import NetworkConfig
 from harness.errors import ConfigError
-from simulator.models.hardware import Device
+from simulator.copies.tiers import StoreTier, Tiers
+from simulator.device import Device
 from simulator.models.kv_pool import GIB, KVPool, kv_formula
 from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
 from simulator.models.model import Model
 from simulator.profile.graph_sizes import count_graphs
 from simulator.quantities import MAX_BLOCKS
-from simulator.tiers import StoreTier, Tiers
 from simulator.versions.vllm_versions import VllmVersion, vllm_version
 
 

@@ -12,8 +12,8 @@ from harness.config.schema.system import ALL_GATHER, AUTO, All2AllBackend
 from harness.engines.resolving import calibration_files
 from harness.engines.resolving.custom_cost import maker_of
 from harness.errors import ConfigError
+from simulator.device import Device
 from simulator.importers import open_profile
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import NONE, UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
@@ -143,7 +143,7 @@ def _as_of_device(system: System, profile: Profile) -> Profile:
 
 
 def _with_whole_experts(system: System, profile: Profile) -> Profile | None:
-    """`profile`, or where GPUs share out whole experts that of such ranks; None if those were not timed."""
+    """`profile`, or that of ranks with whole experts where GPUs share them out so; None if these were not timed."""
     ranks = system.model.num_expert_ranks
     return profile if ranks == 1 else with_whole_experts(profile, ranks, apart=system.data_parallel_size > 1)
 

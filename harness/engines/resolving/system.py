@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import KVDtype
 from harness.config import DeviceConfig, ModelConfig, RunConfig, SimEngine
@@ -14,8 +14,8 @@ from harness.config.schema.system import HIGH_THROUGHPUT
 from harness.engines.resolving.drafting import accepted_from, resolve_speculation
 from harness.engines.resolving.memory import kv_pool, resolve_tiers
 from harness.engines.resolving.pricing import cost_choice, priced
+from simulator.device import Device
 from simulator.models.decoder import decoder
-from simulator.models.hardware import Device
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS

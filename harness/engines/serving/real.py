@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.api.llm import LLM
-from engine.api.model_folder import load_tokenizer
 from engine.api.step_report import StepReport
+from engine.model_folder import load_tokenizer
 from engine.models.model_config import ModelError
 from engine.runner.cache.kv_cache import OutOfMemoryError
 from engine.runner.executors.tensor_parallel import WorkerError

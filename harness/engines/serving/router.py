@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from engine.core.hashing import extend_hashes
-from engine.core.routing.loads import UncachedPrompts
-from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
+from engine.core.routing.views.loads import UncachedPrompts
+from engine.core.routing.views.prefix_estimate import PrefixEstimate
 from engine.core.sequence import Request
 from engine.server.asking import session_of
 from harness.engines.endpoint.metrics import Reading, parse
@@ -74,7 +74,7 @@ class ServerState:
         return round((1 - self._reading.values.get("usage", 0.0)) * self.num_blocks)
 
     def prefix_hits(self, request: Request) -> int:
-        return self._estimate.num_hits(_hashes(request)) * _BLOCK_SIZE
+        return self._estimate.num_hits(*_hashes(request)) * _BLOCK_SIZE
 
     def cached_tokens(self, request: Request) -> tuple[int, int]:
         raise NotImplementedError("a server tells nobody what it has cached")
@@ -87,7 +87,7 @@ class ServerState:
         self.num_sent += 1
         self.num_tokens += request.num_prompt_tokens
         self.uncached.count(request, self.prefix_hits(request))
-        self._estimate.add(_hashes(request))
+        self._estimate.add(*_hashes(request))
 
     def forget(self, request: Request) -> None:
         self.num_requests -= 1
@@ -217,8 +217,10 @@ def _pieces(prompt: Any) -> list[int]:
     return [crc32(text[at : at + _CHARACTERS].encode()) >> 1 for at in range(0, len(text), _CHARACTERS)]
 
 
-def _hashes(request: Request) -> list[int]:
-    return request.sequences[0].block_hashes or []
+def _hashes(request: Request) -> tuple[list[int], int]:
+    """The hashes of a request's blocks, and how many there are."""
+    hashes = request.sequences[0].block_hashes or []
+    return hashes, len(hashes)
 
 
 def _error(status: int, message: str) -> Response:

@@ -16,7 +16,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series, is_known
 from harness.figures.charts.closed_loops import rows_chart
 from harness.figures.charts.latency import CURVE_PERCENTILES, SHARES, seconds_axis
-from harness.measured.names import NAMES
+from harness.results.compared_names import NAMES
 from harness.results.statistics.latencies import LATENCIES
 from harness.results.stored.files import (
     ERRORS,

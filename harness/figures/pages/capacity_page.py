@@ -157,7 +157,7 @@ def _outcome(probe: Row) -> Cell:
 
 
 def _is_overloaded(probe: Row) -> bool:
-    """Whether its latencies say how long it was."""
+    """Whether the probe was overloaded: its latencies then measure how long it ran."""
     return probe.get("verdict") == "overloaded"
 
 
@@ -203,8 +203,8 @@ def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
 
 
 def _named(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
-    """The overrides that differ between rows, and the rows with their values there as `name`; the label without any,
-    and nothing for a single row."""
+    """The overrides that differ between rows, and the rows with a `name`: the values of these overrides, or the label
+    where no override differs, or an empty text for a single row."""
     every: list[Row] = [row.get("overrides") or {} for row in rows]
     keys = list(dict.fromkeys(str(key) for each in every for key in each))
     keys = [key for key in keys if len({value_text(each.get(key)) for each in every}) > 1]
@@ -220,8 +220,7 @@ def _limits(document: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _notes(folder: Path) -> dict[str, list[str]]:
-    """What is to be known of each configuration by its folder: of its probe at the lowest load, as others may be
-    overloaded."""
+    """The notes of each configuration's probe at the lowest load, by folder; other probes may be overloaded."""
     found = {}
     for job in sorted(path.parent for path in folder.glob(f"*/{CAPACITY}")) or [folder]:
         probes = [read_document(path) for path in job.rglob(SUMMARY)]
@@ -231,7 +230,7 @@ def _notes(folder: Path) -> dict[str, list[str]]:
 
 
 def _first_summary(folder: Path) -> Mapping[str, Any]:
-    """Of the first probe that is found."""
+    """The summary of the first probe whose folder has one; empty without any."""
     path = min(folder.rglob(SUMMARY), default=None)
     return {} if path is None else read_document(path)
 

@@ -142,7 +142,7 @@ def _named(row: Mapping[str, Any], parameters: Sequence[str]) -> str:
 
 
 def _throughput_of(alike: Sequence[Mapping[str, Any]]) -> str:
-    """The throughput of the first row, and of how many alike its TTFT is the lowest."""
+    """The throughput of the first row, and that its TTFT is the lowest of the rows with about this throughput."""
     best, tail = alike[0], tail_of(alike[0])
     text, latency = f"{number(throughput(best))} output tok/s", best.get(f"{tail}_ttft_ms")
     if len(alike) == 1 or not is_known(latency):

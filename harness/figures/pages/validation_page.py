@@ -18,7 +18,7 @@ from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.words import count, number_cell, numeric, records
-from harness.measured.names import NAMES
+from harness.results.compared_names import NAMES
 from harness.results.stored.files import CALIBRATION, ERRORS, SUMMARY, VALIDATED_LATENCIES, VALIDATION
 
 

@@ -3,7 +3,7 @@
 The offered load as a share of capacity (`demand`) decides, since the queue of a short run does not: it
 also grows for a while at 0.9 of capacity, and may be short at 1.1. In a long run the number of requests in the system
 overrules the estimate: it grows all the time although the load seems below capacity, or does not although above.
-`python -m experiments.verdict` measures how often verdicts are right.
+How often verdicts are right: `experiments/results/verdict.json`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def judge(result: RunResult, requests: Rows) -> Judgement:
 
 
 def _load(result: RunResult, requests: Rows, rate: float, prefill_share: float) -> float:
-    """That of the busiest pool; of servers that differ and all serve, each is taken to get an equal share."""
+    """The load of the busiest pool; where pools differ and all serve, each server is taken to get an equal share."""
     if not result.pools:
         return offered_load(result, requests, rate, prefill_share)
     if any(pool["role"] == "serve" for pool in result.pools):
@@ -92,7 +92,7 @@ def _load(result: RunResult, requests: Rows, rate: float, prefill_share: float) 
 
 
 def _configured_rate(meta: Mapping[str, Any]) -> float | None:
-    """That of a drawn arrival process, from which the drawn times differ by chance."""
+    """The rate of a drawn arrival process, in requests/s; that of the drawn times differs from it by chance."""
     arrival = (meta.get("config") or {}).get("arrival") or {}
     rate: float | None = arrival.get("rate") if arrival.get("kind") in _DRAWN else None
     return rate

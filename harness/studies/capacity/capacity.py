@@ -98,14 +98,17 @@ def _answer(config: RunConfig, found: Capacity, label: str, overrides: dict[str,
 
 
 def _as_found(config: RunConfig, row: Row) -> RunConfig:
-    """With as many servers as were found."""
+    """The configuration with the number of servers that was found."""
     key = searched_key(config)
     return with_load(config, key, row["capacity"]) if counts_servers(key) and row["capacity"] else config
 
 
 def conclude(config: RunConfig, row: Row, folder: Path, console: Console) -> str:
-    """What is run once a capacity is known, as sentences; the row gets its figures. Of servers, one fewer and twice the
-    load, and of all the run that confirms it, if it is asked for."""
+    """Run what follows a capacity, enter its figures in the row, and return sentences on it.
+
+    After a number of servers: one server fewer, and twice the load. After every capacity: the run that confirms it, if
+    it is asked for.
+    """
     text, key = "", searched_key(config)
     if row["capacity"] is None:
         return text
@@ -209,9 +212,9 @@ def probe_config(config: RunConfig, number: int, num_requests: int, num_warmup: 
     """The configuration of a probe: a plain run of `config` with a seed and a number of requests of its own, and
     `num_warmup` before these.
 
-    A trace from a file has as many requests as there are; more clients than a tenth of the requests of a closed loop
-    would all be in its ramp-up, so that it has up to 10 times as many. Probes leave out their own ramp-up, whatever
-    metrics.warmup and metrics.drain say: of a short one at a high load they would leave nothing.
+    A trace from a file gives at most the requests that it has. A closed loop gets 10 requests for each client, up to 10
+    times `num_requests`: with fewer, all would be ramp-up. metrics.warmup and metrics.drain do not count, as they would
+    leave nothing of a short probe at a high load; probes cut their ramp-up themselves.
     """
     if config.arrival.kind == "closed_loop":
         num_requests = min(max(num_requests, 10 * config.arrival.concurrency), 10 * num_requests)
@@ -256,7 +259,7 @@ def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> d
 
 
 def _named(given: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Overrides as a label and by key."""
+    """Overrides as one text, and as a dict by key."""
     pairs = [each.partition("=") for each in given]
     overrides = {key: value for key, _, value in pairs if key not in ("task", "experiment", "progress", "plots")}
     return " ".join(f"{key}={value}" for key, value in overrides.items()) or "as configured", overrides

@@ -128,7 +128,7 @@ def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
 
 
 def _equals_text(row: Row, others: Sequence[Row]) -> str:
-    """Which of the others may be as good, as far as intervals tell."""
+    """The other configurations whose intervals, per GPU, reach up to that of the best."""
     lowest = row["low"] / row["num_gpus"]
     equals = [each["label"] for each in others if each["high"] / each["num_gpus"] >= lowest]
     return f". The intervals do not tell it apart from: {_some(equals, 3)}" if equals else ""

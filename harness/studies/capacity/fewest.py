@@ -12,9 +12,9 @@ from typing import Any
 
 from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import CapacityConfig
+from harness.results.measures.costs import price_per_gpu_hour
 from harness.results.summary import number, percent
 from harness.studies.capacity.capacity_fit import Estimate, Point, estimate
-from harness.studies.capacity.costs import price_per_gpu_hour
 from harness.studies.capacity.keys import searched_key, with_load
 from harness.studies.capacity.load_search import SCOUT_SHARE, Ask, Capacity, Run
 from harness.studies.capacity.probe import Probe

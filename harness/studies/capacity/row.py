@@ -11,9 +11,9 @@ from harness.config.pools import pools_of
 from harness.config.schema.tasks.capacity import CapacityConfig
 from harness.engines.resolving.known_error import known_error_of, load_of
 from harness.engines.resolving.system import resolve
+from harness.results.measures.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
 from harness.results.measures.slo import limits_ms
 from harness.results.summary import number, percent
-from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
 from harness.studies.capacity.keys import searched_key, unit_of
 from harness.studies.capacity.load_search import Capacity
 from harness.studies.capacity.probe import Probe

@@ -43,7 +43,7 @@ from harness.studies.capacity.worker_pool import ended_on_failure, num_workers, 
 from harness.studies.search.found import finished, search_document, value_of
 from harness.studies.search.space import CAPACITY_PER_GPU, check_keys, configuration, draw_untried, space_of, text
 
-_GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
+_GIVE_UP = 3.0  # times the allowed share of slow requests: a first probe with more ends the search of a configuration
 _STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
 _MOST_ASKS = 3  # for a configuration that was not tried yet, before one is drawn
 _SPACE = "space"

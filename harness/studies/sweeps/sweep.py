@@ -230,7 +230,7 @@ class SweepReport(Callback):
 
 
 def _send(config: DictConfig, sweep_dir: Path) -> None:
-    """Sends the jobs to the tools of `sinks`. Those of an interrupted sweep are sent once it has gone on to its end."""
+    """Sends the jobs to the tools of `sinks`; an interrupted sweep sends them at the end of its resumption."""
     try:
         if (sinks := _sinks_of(config)).names:
             send_sweep(sinks, sweep_dir, job_folders(sweep_dir))
@@ -247,7 +247,7 @@ def _check_sinks(config: DictConfig) -> None:
 
 
 def _sinks_of(config: DictConfig) -> SinksConfig:
-    """What the configuration of a sweep says of its sinks; nothing where that is wrong, of which each job tells."""
+    """The sinks that the configuration of a sweep names; none where it is wrong, which each job reports itself."""
     try:
         values = OmegaConf.to_container(OmegaConf.masked_copy(config, ["sinks"]), resolve=True)
         return SinksConfig.model_validate(values["sinks"] if isinstance(values, dict) else {})

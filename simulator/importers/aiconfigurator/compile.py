@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from simulator.device import Device
 from simulator.importers.aiconfigurator.attention import Attention, stored_as
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, exchanges, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
@@ -59,6 +60,7 @@ from simulator.importers.aiconfigurator.rules import (
     TRTLLM,
     Host,
     beside_experts,
+    eager_layer_us,
     elementwise_work,
     memory_rule,
     sampler_bytes,
@@ -66,7 +68,6 @@ from simulator.importers.aiconfigurator.rules import (
 from simulator.models.block import Weights
 from simulator.models.experts import Experts
 from simulator.models.grouped_query import GroupedQuery
-from simulator.models.hardware import Device
 from simulator.models.latent import Latent
 from simulator.models.model import Model
 from simulator.models.weight_formats import FLOAT32
@@ -128,7 +129,7 @@ def compile_profile(name: Path, model: Model, tensor_parallel_size: int, max_num
         shape=model.sizes,
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
-        eager_step_us=max(HOST.eager_layer_us, sparse_launches) * model.num_layers,
+        eager_step_us=max(eager_layer_us(database.backend, model), sparse_launches) * model.num_layers,
         synchronous_step_us=HOST.synchronous_step_us,
         synchronous_sequence_us=HOST.synchronous_sequence_us,
         source={

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulator.device import Device
 from simulator.importers.aiconfigurator.communication import all_reduce
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve, measured_curve
 from simulator.importers.aiconfigurator.rules import memory_rule
 from simulator.models.block import Weights
 from simulator.models.experts import Experts
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 
 _SCALED_BYTES = 3  # read in 16 bits, written in 8

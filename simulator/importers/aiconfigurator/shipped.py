@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from simulator.device import Device
 from simulator.importers.aiconfigurator.compile import compile_profile, steps_table
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.experts.deep_ep import deep_ep_exchange
 from simulator.importers.aiconfigurator.rules import HOST
 from simulator.importers.aiconfigurator.server_kernels import kernels_of
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.profile.archive import merged
 from simulator.profile.graph_sizes import graph_sizes

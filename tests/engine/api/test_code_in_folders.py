@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from engine.api.model_folder import load_tokenizer  # noqa: E402
 from engine.api.prompts import render  # noqa: E402
 from engine.json_file import ModelError  # noqa: E402
+from engine.model_folder import load_tokenizer  # noqa: E402
 from tests.engine.api.builders import save_folder  # noqa: E402
 
 CODE = """

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.api.llm import LLM  # noqa: E402
-from engine.core.kv.reservation import Contiguous  # noqa: E402
+from engine.core.kv.reserved.reservation import Contiguous  # noqa: E402
 from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402

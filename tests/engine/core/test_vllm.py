@@ -21,6 +21,7 @@ from engine.core.sequence import Request
 from engine.core.work import StepWork
 from experiments import composed
 from harness.workload.arrivals import OpenLoop
+from simulator.decode_run import Durations
 from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
 from tests.engine.core import vllm_reference
@@ -94,7 +95,7 @@ class Log:
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         decodes = [(sequence.request_id, sequence.num_tokens - 1) for sequence in plan.decodes]
         used = plan.num_used_blocks
         for ahead in range(plan.num_steps):

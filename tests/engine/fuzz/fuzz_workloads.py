@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any, get_args
 
-from engine.core.kv.reservation import Contiguous, Fit, Reserve
+from engine.core.kv.reserved.reservation import Contiguous, Fit, Reserve
 from engine.core.planning.policy import BasePolicy
 from engine.core.policies import POLICIES
 from engine.core.running.preemption import VICTIM_RULES

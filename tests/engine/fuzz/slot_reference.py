@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.kv.contiguous import ContiguousManager
 from engine.core.kv.prefix_match import NO_MATCH
+from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence

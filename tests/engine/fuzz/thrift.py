@@ -31,12 +31,13 @@ def check_chunks(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> No
     if is_alone and not options.options.get("cuts_alone", True):
         most = None
         assert all(chunk.is_last or chunk.num_tokens == workload.max_num_batched_tokens for chunk in plan.prefills)
-    for sequence, start, num_tokens, is_last in plan.prefills:
+    for chunk in plan.prefills:
+        sequence, num_tokens = chunk.sequence, chunk.num_tokens
         assert 0 < num_tokens <= (most or num_tokens)
-        if sequence in plan.admitted and not is_last:
+        if sequence in plan.admitted and not chunk.is_last:
             assert options.enable_chunked_prefill or num_tokens == most, "a prompt is cut"
         if sequence.token_ids is not None:
-            assert start + num_tokens <= len(sequence.token_ids), "a token is computed before it comes"
+            assert chunk.start + num_tokens <= len(sequence.token_ids), "a token is computed before it comes"
 
 
 def check_padding(workload: Workload, scheduler: Scheduler, plan: StepPlan, num_late: int, num_late_tokens: int) -> int:
@@ -50,7 +51,7 @@ def check_padding(workload: Workload, scheduler: Scheduler, plan: StepPlan, num_
             assert padding is not None, "it must wait"
             padded[i] += padding
     expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
-    assert [tuple(chunk) for chunk in plan.work.chunks] == expected
+    assert [(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in plan.work.chunks] == expected
     assert sum(padded) <= workload.max_num_batched_tokens, "padding exceeds the tokens of a step"
     rows = sum(sequence.status is SequenceStatus.PADDING for sequence in plan.decodes) if plan.num_decodes else 0
     assert plan.num_padding_seqs == rows + num_late

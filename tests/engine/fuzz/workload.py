@@ -13,7 +13,7 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler

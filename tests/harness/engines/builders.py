@@ -16,7 +16,7 @@ from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import extend_hashes
-from engine.core.kv.reservation import Contiguous
+from engine.core.kv.reserved.reservation import Contiguous
 from engine.core.kv.tiers.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.scheduler_making import make_scheduler

@@ -71,7 +71,7 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
         (["tiers=host_disk", "scheduler.max_padding=9"], "tiers.overlap=true: a prompt whose first"),
         (["tiers=vllm"], "scheduler.policy=.*: not with tiers.rule=vllm"),
         (["tiers=vllm", "scheduler=vllm", "tiers.disk.gib=1"], "tiers.disk.gib=1: not with tiers.rule=vllm"),
-        (["tiers=vllm", "scheduler=vllm", "speculation=ngram"], "speculation=ngram: not with tiers.rule=vllm"),
+        (["tiers=vllm", "scheduler=vllm", "speculation=draft_model"], "speculation=draft_model: not with tiers.rule"),
         (["tiers=host_disk", "engine=cpu"], "tiers.disk.gib=512: engine=cpu has no disk tier"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.core.kv.reservation import Contiguous  # noqa: E402
+from engine.core.kv.reserved.reservation import Contiguous  # noqa: E402
 from engine.core.planning.policy import BasePolicy  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions  # noqa: E402

@@ -17,7 +17,7 @@ from harness.record.recorder import Recorder
 def recorder() -> Recorder:
     """Of a run that is 90 s old and has served 30 requests."""
     recorder = Recorder()
-    recorder._log.last_step, recorder.num_done = (80_000_000_000, np.full(10, 10**9)), 30
+    recorder._log.last_start_ns, recorder._log.last_ns, recorder.num_done = 80_000_000_000, np.full(10, 10**9), 30
     return recorder
 
 
@@ -38,7 +38,7 @@ def test_only_a_simulation_is_called_simulated(
 @pytest.mark.parametrize("simulated", [True, False])
 def test_the_bar_ends_with_the_last_numbers(recorder: Recorder, simulated: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    recorder._log.last_step = (10**12, np.full(10, 10**9))  # 17 minutes
+    recorder._log.last_start_ns, recorder._log.last_ns = 10**12, np.full(10, 10**9)  # 17 minutes
     with progress_bar(Record([recorder]), 100_000, simulated=simulated, enabled=True, console=console):
         recorder.num_done = 100_000
     shown = console.file.getvalue()  # type: ignore[attr-defined]

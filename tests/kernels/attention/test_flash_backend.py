@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 
 from engine.engine_config import EngineConfig, override  # noqa: E402
-from kernels.attention import torch_flash_backend  # noqa: E402
+from kernels.attention import flash_backend  # noqa: E402
 from kernels.attention.flash_backend import FlashBackend, _other_signature  # noqa: E402
 from kernels.attention.torch_backend import TorchBackend  # noqa: E402
 from tests.kernels.builders import Shape, make_case, naive_attention  # noqa: E402
@@ -105,8 +105,8 @@ def test_torch_flash_takes_the_chunks_that_begin_their_prompts(monkeypatch: pyte
         parts = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
         return torch.cat([attend(q[a:b], k[a:b], v[a:b], scale) for a, b in parts]), None
 
-    backend = torch_flash_backend.TorchFlashBackend()
-    monkeypatch.setattr(torch_flash_backend, "_flash_attention", kernel)
+    backend = flash_backend.TorchFlashBackend()
+    monkeypatch.setattr(flash_backend, "_flash_attention", kernel)
     monkeypatch.setattr(backend, "_triton", TorchBackend())
     case = make_case(Shape(16, 4, 2, 64), [(5, 5), (37, 37), (1, 1)], [1, 20], seed=1)
     kv = case.stored()
@@ -118,8 +118,8 @@ def test_torch_flash_takes_the_chunks_that_begin_their_prompts(monkeypatch: pyte
 
 
 def test_another_signature_is_named_in_one_line() -> None:
-    assert torch_flash_backend.other_signature(torch.ops.aten._flash_attention_forward.default._schema) is None
-    other = torch_flash_backend.other_signature(torch.ops.aten._flash_attention_backward.default._schema)
+    assert flash_backend.other_signature(torch.ops.aten._flash_attention_forward.default._schema) is None
+    other = flash_backend.other_signature(torch.ops.aten._flash_attention_backward.default._schema)
     assert other is not None and "has another aten::_flash_attention_backward(" in other and "\n" not in other
     library = SimpleNamespace(flash_attn_varlen_func=varlen, flash_attn_with_kvcache=attend, __version__="9")
     assert _other_signature(library) == (

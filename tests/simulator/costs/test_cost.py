@@ -86,7 +86,7 @@ def test_a_run_of_decode_steps_takes_what_its_steps_take(
     name: str, contexts: list[int], num_steps: int, tokens_per_decode: int, num_copied_blocks: int
 ) -> None:
     first = work([], contexts, tokens_per_decode=tokens_per_decode, num_copied_blocks=num_copied_blocks)
-    times = model(name).decode_ns(first, num_steps)
+    times = np.asarray(model(name).decode_ns(first, num_steps))
     assert times.dtype == np.int64 and len(times) == num_steps and times.min() >= 1
     assert times[0] == model(name).step_ns(first)
     for ahead in {num_steps // 2, num_steps - 1} - {0}:
@@ -105,7 +105,7 @@ def test_a_run_of_steps_that_bring_varying_numbers_of_tokens_takes_what_its_step
     name: str, contexts: list[int], num_steps: int, seed: int
 ) -> None:
     first = ragged(contexts, num_steps, seed)
-    times = model(name).decode_ns(first, num_steps)
+    times = np.asarray(model(name).decode_ns(first, num_steps))
     assert times.tolist() == [model(name).step_ns(first.after(ahead)) for ahead in range(num_steps)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.costs.curve import Curve, Surface, flat, proportional
+from simulator.costs.curves.curve import Curve, Surface, flat, proportional
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e6)), min_size=1, max_size=12, unique_by=lambda point: point[0]

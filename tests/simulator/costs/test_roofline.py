@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import KVDtype
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.kv_pool import GIB
 from simulator.models.memory import ACCOUNTS, DeviceTooSmallError, size_kv_pool
 from simulator.models.model import Model
@@ -212,4 +212,4 @@ def test_a_step_of_the_smallest_model_on_the_fastest_device_takes_time() -> None
     fast = replace(H100, memory_bandwidth=1e16, flops={"bf16": 1e20, "fp32": 1e20}, step_overhead_s=0.0)
     cost = RooflineCost(model, fast)
     assert cost.step_ns(summed([(0, 1, True)], 0, 0)) == cost.step_ns(summed([], 1, 1)) == 1
-    assert cost.decode_ns(summed([], 1, 1), 3).tolist() == [1, 1, 1]
+    assert cost.decode_ns(summed([], 1, 1), 3) == [1, 1, 1]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from engine.core.admission.waiting_queue import by_arrival
 from engine.core.kv.block_manager import BlockManager
@@ -23,10 +22,11 @@ from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
+from simulator.copies.transfers import NoTransfers
 from simulator.costs.cost import CostModel
+from simulator.decode_run import Durations
 from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
-from simulator.transfers import NoTransfers
 from tests.simulator.replicas import FlatCost, PlanLog
 from tests.simulator.workloads import simple_trace
 
@@ -40,7 +40,7 @@ class LaneLog(PlanLog):
         super().__init__()
         self.lanes: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
         super().on_step(plan, start_ns, durations_ns)
         assert isinstance(durations_ns, int)
         self.lanes[plan.lane].append((start_ns, start_ns + durations_ns))

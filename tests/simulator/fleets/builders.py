@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from engine.core.kv.tiers.tier import DEVICE
 from engine.core.plan import StepOutcome, StepPlan
@@ -18,6 +17,7 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
+from simulator.decode_run import Durations
 from simulator.fleets.handover import Network
 from tests.simulator.replicas import FlatCost, make, simulate
 from tests.simulator.workloads import Case, cases, simple_trace
@@ -118,8 +118,8 @@ class Memory:
             for offset in range(self.block_size):
                 self.slots[target, offset] = self.slots.get((source, offset))
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
-        computed = [(sequence, start, start + num_tokens) for sequence, start, num_tokens, _ in plan.prefills]
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int) -> None:
+        computed = [(chunk.sequence, chunk.start, chunk.start + chunk.num_tokens) for chunk in plan.prefills]
         decoded = [(sequence, sequence.num_computed_tokens) for sequence in plan.decodes]
         computed += [(sequence, start, start + 1) for sequence, start in decoded]
         for part in computed:  # all is written before any of it is read

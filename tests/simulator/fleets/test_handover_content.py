@@ -14,11 +14,11 @@ from engine.core.routing.least_requests import LeastRequests
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Sequence
 from harness.workload.content import request_factory
+from simulator.copies.transfers import NoTransfers
 from simulator.fleets.fleet import Fleet
 from simulator.fleets.gateway import Decoders
 from simulator.fleets.handover import Network, Port
 from simulator.replica import Replica
-from simulator.transfers import NoTransfers
 from tests.selection import examples
 from tests.simulator.fleets.builders import Memory, apart_cases, networks
 from tests.simulator.replicas import FlatCost

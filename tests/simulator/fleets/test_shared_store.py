@@ -18,11 +18,11 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Sequence
 from harness import run
 from harness.workload.content import request_factory
+from simulator.copies.tiers import StoreTier, Tiers
+from simulator.copies.transfers import StoreLink, TierLinks
 from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
 from simulator.servers import stores_of
-from simulator.tiers import StoreTier, Tiers
-from simulator.transfers import StoreLink, TierLinks
 from tests.selection import examples
 from tests.simulator.fleets.builders import Memory
 from tests.simulator.replicas import FlatCost

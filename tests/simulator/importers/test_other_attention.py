@@ -12,7 +12,7 @@ from simulator.importers.aiconfigurator.attention import Attention
 from simulator.importers.aiconfigurator.latent_attention import launches_us
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.other_attention import is_plain, mean_attention
-from simulator.importers.aiconfigurator.rules import beside_experts
+from simulator.importers.aiconfigurator.rules import HOST, SGLANG, TRTLLM, beside_experts, eager_layer_us
 from simulator.models.model import Model
 from simulator.profile.profile import ProfileError
 from tests.simulator.builders import QWEN, WINDOWED, listed
@@ -66,6 +66,14 @@ def test_launches_are_those_of_the_layers_with_sparse_attention() -> None:
     tables: Any = Tables()
     assert launches_us(tables, listed("deepseek-v3.2"), 8, "bfloat16") == pytest.approx(100, rel=1e-3)
     assert launches_us(tables, listed("deepseek-v3"), 8, "bfloat16") == 0
+
+
+def test_layers_are_launched_in_what_the_first_token_of_a_prompt_leaves() -> None:
+    deepseek, qwen = listed("deepseek-v3"), listed("qwen3.5-397b-a17b")
+    assert eager_layer_us(TRTLLM, deepseek) == pytest.approx((124e3 - 15e3) / 61, rel=0.01)
+    assert eager_layer_us(SGLANG, qwen) == pytest.approx((99e3 - 13e3) / 48, rel=0.01)
+    others = ((TRTLLM, QWEN), (SGLANG, deepseek), ("vllm", deepseek), ("vllm", qwen))
+    assert {eager_layer_us(*each) for each in others} == {HOST.eager_layer_us}
 
 
 class SparseTables(Tables):

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.kv_pool.__main__ import parts, scores
 from experiments.kv_pool.lines import card, predicted, read_lines, shape, with_predictions
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.kv_pool import GIB
 from simulator.models.memory import ACCOUNTS, DeviceTooSmallError, early_activation_bytes, fill_kv_pool, size_kv_pool
 from tests.simulator.builders import H100, load_model

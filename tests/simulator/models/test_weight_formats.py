@@ -9,7 +9,7 @@ import pytest
 
 from simulator.costs import linear
 from simulator.costs.roofline import RooflineCost
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.models.kv_pool import GIB
 from simulator.models.memory import size_kv_pool
 from simulator.models.model import Model

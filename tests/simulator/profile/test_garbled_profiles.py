@@ -58,7 +58,7 @@ def prices(name: str) -> list[int]:
     cost = ProfiledCost(measured, MODEL, 2, values)
     check_units(measured, MODEL, SLOW_LINK)
     assert all("\n" not in line for line in differences(measured, MODEL, SLOW_LINK, 16))
-    runs = [cost.decode_ns(step, 40).tolist() for step in STEPS if not step.chunks]
+    runs = [list(cost.decode_ns(step, 40)) for step in STEPS if not step.chunks]
     return [*map(cost.step_ns, STEPS), *(price for run in runs for price in run)]
 
 

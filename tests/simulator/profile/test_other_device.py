@@ -9,8 +9,8 @@ import pytest
 
 from harness.engines.resolving.known_error import SCALED, run_class
 from harness.engines.resolving.system import device_rates, model_shape, resolve
+from simulator.device import Device
 from simulator.importers.aiconfigurator.shipped import compiled_profile
-from simulator.models.hardware import Device
 from simulator.models.model import Model
 from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.other_device import LAUNCH_US, on_device

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.models.hardware import Device
+from simulator.device import Device
 from simulator.profile.checks import check_units, differences
 from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.builders import MODEL, profile

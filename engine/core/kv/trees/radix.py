@@ -16,13 +16,14 @@ from collections.abc import Iterable
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tiers.tier import Transfer
 from engine.core.kv.trees.radix_tree import Node, RadixTree
 from engine.core.sequence import FINISHED, Sequence
 
 
-class RadixPool:
+class RadixPool(Pool):
     """The blocks that are not in use: free ones, and those of the tree that nobody holds."""
 
     def __init__(self, num_blocks: int, tree: RadixTree) -> None:

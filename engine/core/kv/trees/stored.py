@@ -15,20 +15,27 @@ from collections import Counter
 from collections.abc import Callable
 
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.sequence import Sequence
 
 
-class StoredPool:
+class StoredPool(Pool):
     """Blocks, and a queue of the free ones; `forget` is called with each that is taken."""
-
-    num_uncached = 0
 
     def __init__(self, num_blocks: int, forget: Callable[[int], None]) -> None:
         self._references = [0] * num_blocks
         self._queue = dict.fromkeys(range(num_blocks))
         self._forget = forget
-        self.num_extra_references = 0
+        self._num_extra = 0
+
+    @property
+    def num_uncached(self) -> int:
+        return 0
+
+    @property
+    def num_extra_references(self) -> int:
+        return self._num_extra
 
     @property
     def num_free(self) -> int:
@@ -49,7 +56,7 @@ class StoredPool:
     def hold(self, blocks: list[int]) -> None:
         for block in blocks:
             if self._references[block]:
-                self.num_extra_references += 1
+                self._num_extra += 1
             else:
                 del self._queue[block]
             self._references[block] += 1
@@ -58,7 +65,7 @@ class StoredPool:
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:
-                self.num_extra_references -= 1
+                self._num_extra -= 1
             else:
                 self._queue[block] = None
 
@@ -75,7 +82,7 @@ class StoredPool:
         return self._references[block]
 
     def num_freed_by(self, tables: list[list[int]]) -> int:
-        if not self.num_extra_references:
+        if not self._num_extra:
             return sum(map(len, tables))
         counts = Counter(block for table in tables for block in table)
         return sum([self._references[block] == count for block, count in counts.items()])
@@ -91,7 +98,7 @@ class StoredPool:
         counted = {block: count for block, count in enumerate(self._references) if count}
         assert counted == references, "references are miscounted"
         assert self._queue.keys() == set(range(len(self._references))) - counted.keys(), "a block is lost or held twice"
-        assert self.num_extra_references == sum(counted.values()) - len(counted)
+        assert self._num_extra == sum(counted.values()) - len(counted)
         return {}
 
 

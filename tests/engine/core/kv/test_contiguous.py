@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.core.kv.contiguous import ContiguousManager, RangePool
 from engine.core.kv.prefix_match import NO_MATCH
-from engine.core.kv.reservation import Contiguous, Fit, Reserve
+from engine.core.kv.reserved.contiguous import ContiguousManager, RangePool
+from engine.core.kv.reserved.reservation import Contiguous, Fit, Reserve
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions

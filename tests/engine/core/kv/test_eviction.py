@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.eviction import Eviction
 from engine.core.sequence import Sequence
 from tests.engine.core.builders import bare_sequence
@@ -100,6 +101,15 @@ def test_the_block_that_goes_is_the_one_that_a_search_finds(eviction: Eviction, 
             reference.release(rng.choice(reference.held))
         manager.check_integrity(reference.held)
     assert reference.num_evicted > 30
+
+
+def test_which_of_the_unhashed_blocks_of_a_release_goes_first() -> None:
+    for tail_first in (False, True):
+        pool = BlockPool(3, has_one_queue=False, evict=lambda blocks, hashes: None)
+        pool.tail_first = tail_first
+        table = pool.take(3)
+        pool.release(table, [7], 1)
+        assert pool.take(1) == [table[-1 if tail_first else 1]]
 
 
 def test_rules_differ_in_what_they_keep() -> None:

@@ -10,7 +10,7 @@ from engine.core.kv.prefix_match import NO_MATCH, Hit
 from engine.core.kv.tiers.shared_store import STORE, SharedStore, StoreSight
 from engine.core.kv.tiers.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Request
-from simulator.transfers import StoreLink, TierLinks
+from simulator.copies.transfers import StoreLink, TierLinks
 
 
 def saved(store: SharedStore, block_hash: int, at: int | None = 0) -> Transfer:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.routing.prefix_estimate import PrefixEstimate
+from engine.core.routing.views.prefix_estimate import PrefixEstimate
 
 
 @given(st.integers(0, 12), st.lists(st.text("ab", max_size=7), max_size=30))
@@ -12,8 +12,8 @@ def test_what_is_known_of_a_cache_are_the_blocks_used_last(capacity: int, prompt
     for prompt in prompts:
         hashes = [int("1" + prompt[:end].translate({97: "0", 98: "1"}), 2) for end in range(1, len(prompt) + 1)]
         expected = next((i for i, block in enumerate(hashes) if block not in used), len(hashes))
-        assert estimate.num_hits(hashes) == expected
-        estimate.add(hashes)
+        assert estimate.num_hits([*hashes, 0], len(hashes)) == expected
+        estimate.add([*hashes, 0], len(hashes))
         used = [block for block in used if block not in hashes] + hashes[::-1]
         used = used[max(0, len(used) - capacity) :]
         assert len(estimate) == len(used)

@@ -58,7 +58,8 @@ MUTANTS = [
            "stopped"),
     Mutant("padding has no blocks", "planning/step_planner.py", "num_held = sequence.num_tokens + padding",
            "pass", ("--policy", "admission_order")),
-    Mutant("blocks set aside are lost", "planning/rationing.py", "    planner.put_back(aside)\n", ""),
+    Mutant("blocks set aside are lost", "planning/rationing.py",
+           "planner.put_back([block for _, blocks in served.values() for block in blocks])", "pass"),
     # -- the running set ----------------------------------------------------------------------------------------------
     Mutant("a released block leaves the head blocked", "running/running_set.py",
            "self._blocks.drop(sequence)\n        self._waiting.on_release(sequence)", "self._blocks.drop(sequence)"),

@@ -18,7 +18,7 @@ from engine.prompt_lookup import NgramOptions  # noqa: E402
 from engine.runner.cache import kv_cache  # noqa: E402
 from engine.runner.executors.executor import Rank  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from experiments.claims.kv_error import measure  # noqa: E402
+from experiments.claims.memory.kv_error import measure  # noqa: E402
 from harness.engines.resolving.system import resolve  # noqa: E402
 from kernels.cache.kv_store import FP8_MAX  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402

@@ -19,7 +19,7 @@ from harness.config import ModelConfig  # noqa: E402
 from harness.config.huggingface.keys import ignored_notes  # noqa: E402
 from harness.engines.resolving.system import model_shape  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
-from simulator.models.hardware import Device  # noqa: E402
+from simulator.device import Device  # noqa: E402
 from simulator.models.memory import size_kv_pool  # noqa: E402
 from simulator.models.model import Model  # noqa: E402
 from tests.harness.config.builders import CHECKPOINTS, read, write  # noqa: E402

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness.config import RunConfig
+from harness.results.measures.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence, with_labels
-from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
 from harness.studies.capacity.load_search import Capacity, find_capacity
 from harness.studies.capacity.row import order_text, row_of, widened_text
 from tests.harness.builders import config

@@ -1,0 +1,1 @@
+"""The allocators before paging: a range of consecutive blocks for each sequence."""

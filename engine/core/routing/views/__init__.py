@@ -1,0 +1,1 @@
+"""What the sender of requests knows of its servers."""

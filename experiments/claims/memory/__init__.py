@@ -1,0 +1,1 @@
+"""Claims about KV memory and the prefix cache."""

@@ -1,0 +1,1 @@
+"""The schedulers of others: what is loaded of their source, and how their steps are read."""

@@ -1,0 +1,1 @@
+"""What is copied between the tiers of memory, and the time that it takes."""

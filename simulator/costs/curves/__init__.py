@@ -1,0 +1,1 @@
+"""The tables of a profile as curves over the sizes of a step."""
