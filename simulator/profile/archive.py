@@ -16,7 +16,7 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -69,11 +69,17 @@ def find_profile(
     key = path, path.stat().st_mtime_ns
     models = [replace(model, kv_dtype=dtype) for dtype in model.priced_kv_dtypes]
     named = [entry_name(each, tensor_parallel_size) for each in models]
-    others = [other for each in named for other in _entries(*key) if other.partition("/")[2] == each.partition("/")[2]]
-    for entry in [*named, *others]:
-        if entry in _entries(*key) and _fits(_meta(*key, entry), model, tensor_parallel_size):
+    for entry in _first_named(path, key[1], named):
+        if _entry(*key, entry) is not None and _fits(_meta(*key, entry), model, tensor_parallel_size):
             return _read(*key, entry, tuple(kernels), graph_sizes(max_num_seqs, max_graph_tokens))
     return None
+
+
+def _first_named(path: Path, changed_ns: int, named: Sequence[str]) -> Iterator[str]:
+    """Names of entries: those given, and then all that differ from one of them in the name of the model only."""
+    yield from named
+    for each in named:
+        yield from (other for other in _entries(path, changed_ns) if other.partition("/")[2] == each.partition("/")[2])
 
 
 def _fits(meta: ProfileMeta, model: Model, tensor_parallel_size: int) -> bool:
@@ -85,17 +91,42 @@ def _fits(meta: ProfileMeta, model: Model, tensor_parallel_size: int) -> bool:
     return True
 
 
+@lru_cache(maxsize=2)
+def _index(path: Path, changed_ns: int) -> str:
+    with _opened(path, changed_ns) as archive:
+        return archive.read(INDEX).decode()
+
+
 @lru_cache(maxsize=8)
 def _entries(path: Path, changed_ns: int) -> dict[str, dict[str, Any]]:
     """The index of an archive, in its order; read again when the archive has changed."""
-    with _opened(path, changed_ns) as archive:
-        index: dict[str, dict[str, Any]] = json.loads(archive.read(INDEX))
+    with _opened(path, changed_ns):
+        index: dict[str, dict[str, Any]] = json.loads(_index(path, changed_ns))
     return index
 
 
 @lru_cache(maxsize=256)
+def _entry(path: Path, changed_ns: int, name: str) -> dict[str, Any] | None:
+    """An entry of the index; None where there is none. It is read alone, where `write_archive` wrote the index: a
+    megabyte, which takes as long as all else of a profile."""
+    text, key = _index(path, changed_ns), f"{json.dumps(name)}: "
+    if (place := text.find(f'{key}{{"meta": ')) < 0:
+        return _entries(path, changed_ns).get(name)
+    with _opened(path, changed_ns):
+        entry: dict[str, Any] = json.JSONDecoder().raw_decode(text, place + len(key))[0]
+    return entry
+
+
+@lru_cache(maxsize=256)
 def _meta(path: Path, changed_ns: int, entry: str) -> ProfileMeta:
-    return meta_of(_entries(path, changed_ns)[entry]["meta"])
+    return meta_of(_known(path, changed_ns, entry)["meta"])
+
+
+def _known(path: Path, changed_ns: int, name: str) -> dict[str, Any]:
+    """An entry that is there."""
+    found = _entry(path, changed_ns, name)
+    assert found is not None
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -103,7 +134,7 @@ def _read(
     path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...], token_buckets: tuple[int, ...] | None = None
 ) -> Profile:
     """The profile of an entry; the same object for the same arguments, as cost models keep what they make of it."""
-    found, meta = _entries(path, changed_ns)[entry], _meta(path, changed_ns, entry)
+    found, meta = _known(path, changed_ns, entry), _meta(path, changed_ns, entry)
     if chosen := [kernel for kernel in kernels if kernel in found["kernels"]]:
         meta = replace(meta, source={**meta.source, "server": chosen})
     if token_buckets is not None:
@@ -113,7 +144,7 @@ def _read(
 
 @lru_cache(maxsize=16)
 def _tables(path: Path, changed_ns: int, entry: str, kernels: tuple[str, ...]) -> dict[str, Table]:
-    found = _entries(path, changed_ns)[entry]
+    found = _known(path, changed_ns, entry)
     with _opened(path, changed_ns) as archive:
         tables = {name: _csv(archive, member) for name, member in found["tables"].items()}
         original = dict(tables)

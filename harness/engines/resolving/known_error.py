@@ -149,11 +149,13 @@ def known_error_text(known: KnownError) -> str:
 def _known() -> dict[RunClass, KnownError]:
     known = {}
     with KNOWN_ERRORS.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            errors = {
-                name: Spread(*(float(row[f"{name}_{each}"]) for each in Spread._fields))
-                for name in ("ttft", "tpot", "e2el", "throughput")
-                if row[f"{name}_median"]
-            }
-            known[RunClass(*(row[each] for each in RunClass._fields))] = KnownError(int(row["runs"]), "", errors)
+        names, *rows = csv.reader(file)
+    places = {
+        name: [names.index(f"{name}_{each}") for each in Spread._fields]
+        for name in ("ttft", "tpot", "e2el", "throughput")
+    }
+    of_class, runs = [names.index(each) for each in RunClass._fields], names.index("runs")
+    for row in rows:
+        errors = {name: Spread(*[float(row[place]) for place in own]) for name, own in places.items() if row[own[0]]}
+        known[RunClass(*[row[place] for place in of_class])] = KnownError(int(row[runs]), "", errors)
     return known

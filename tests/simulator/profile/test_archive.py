@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_an_archive_gives_back_its_profiles_and_no_other(path: Path) -> None:
     ]  # fmt: skip
     for system, changes, ranks in others:
         assert find_profile(system, resized(MODEL, **changes), ranks, 8) is None
+
+
+def test_an_entry_that_is_read_alone_is_that_of_the_whole_index(path: Path) -> None:
+    shipped = Path(archive.__file__).parents[1] / "profiles" / "gpu" / "a100_sxm.zip"
+    for each in (path, shipped):
+        entries = archive._entries(each, 0)
+        assert {name: archive._entry(each, 0, name) for name in entries} == entries
+        assert archive._entry(each, 0, "none") is None
+    with zipfile.ZipFile(path) as written:
+        members = {name: written.read(name).decode() for name in written.namelist()}
+    members["index.json"] = json.dumps(json.loads(members["index.json"]), indent=1)
+    with zipfile.ZipFile(path, "w") as other:
+        for name, text in members.items():
+            other.writestr(name, text)
+    found = find_profile("made_up", MODEL, 1, max_num_seqs=8)
+    assert found is not None and found.meta.model == PROFILE.meta.model, "an index written otherwise is read, too"
 
 
 def test_equal_tables_are_stored_once_and_equal_profiles_make_an_equal_file(path: Path, tmp_path: Path) -> None:
