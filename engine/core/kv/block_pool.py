@@ -13,12 +13,7 @@ hashed or not.
 A cached block may take more memory than a held one: of layers with a sliding window, a sequence holds the last few
 blocks only, and what it gave back before stays findable until it is taken (vLLM's hybrid manager, where layers with and
 without a window share pages). So cached blocks are limited to a share of the free ones, and the oldest lose their
-content first.
-
-Blocks are freed and taken many at a time, so the queue holds segments: blocks that one release freed, in the order of
-their block table, so that the last goes first. A hit takes the first blocks out of a segment; others only where
-equal blocks of other sequences are found before them. A segment of unhashed blocks, which nobody can bring back, is
-taken as a whole when it is the oldest: what is left of it goes next.
+content first. The queue holds segments (`segment.py`).
 """
 
 from __future__ import annotations

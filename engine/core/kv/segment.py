@@ -1,4 +1,10 @@
-"""Free blocks that keep their order: those that one release has freed (`block_pool.py`)."""
+"""Free blocks that keep their order: those that one release has freed (`block_pool.py`).
+
+Blocks are freed and taken many at a time, so the queue of a pool holds segments: the blocks of one release, in the
+order of their block table, so that the last goes first. A hit takes the first blocks out of a segment; others only
+where equal blocks of other sequences are found before them. A segment of unhashed blocks, which nobody can bring back,
+is taken as a whole when it is the oldest: what is left of it goes next.
+"""
 
 from __future__ import annotations
 
