@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.offload import Offload
 from engine.core.kv.prefix_match import NO_MATCH, Hit
 from engine.core.kv.tiers.shared_store import STORE, SharedStore, StoreSight
@@ -63,7 +64,8 @@ def test_computed_blocks_come_when_the_step_has_run_the_head_last_and_no_block_t
     offload = Offload([host], [], overlaps=True)
     offload.share(store)
     (sequence,) = Request(0, 64, 1).sequences
-    pool: Any = SimpleNamespace(take=lambda count: [20])
+    pool = BlockPool(21, has_one_queue=False, evict=lambda blocks, hashes: None)
+    pool.take(20)  # the next is block 20
     offload.load(sequence, [Hit(host, 50)], pool)
     offload.note_computed([10, 11, 20, 12], [1, 2, 50, 3], [])
     offload.index.add([12], [3])
