@@ -10,10 +10,9 @@ from rich.console import Console
 
 from harness.config import load
 from harness.errors import TwinServeError
-from harness.results.stored.files import CAPACITY
 from harness.results.summary import number, percent
 from harness.studies.capacity.capacity import conclude
-from harness.studies.capacity.keys import counts_servers, searched_key, unit_of
+from harness.studies.capacity.keys import counts_servers, unit_of
 from harness.studies.capacity.row import Row, gpus_text, order_text, range_text, slo_text, widened_text
 from harness.studies.capacity.table import print_table, read_document, write_document
 
@@ -51,20 +50,6 @@ def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: boo
             write_document(document, out_folder)
     print_table(document, console)
     console.print(f"results: {out_folder}", highlight=False, soft_wrap=True)
-
-
-def best_to_confirm(folders: Sequence[Path]) -> Path | None:
-    """The folder of the best of the searches that have ended, if one run is all that follows it.
-
-    Raises:
-        TwinServeError: a result cannot be read.
-    """
-    known = [folder for folder in folders if (folder / CAPACITY).is_file()]
-    best = best_of([read_document(folder)["rows"][0] for folder in known])
-    if best is None:
-        return None
-    config = load(known[best] / "config.yaml")
-    return known[best] if config.capacity.confirm and not counts_servers(searched_key(config)) else None
 
 
 def with_labels(rows: Sequence[Row]) -> list[Row]:

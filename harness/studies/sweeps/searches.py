@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +18,9 @@ from omegaconf import DictConfig
 from harness.config import RunConfig, parse
 from harness.errors import TwinServeError
 from harness.studies.capacity.capacity import find
-from harness.studies.capacity.capacity_sweep import best_to_confirm
 from harness.studies.capacity.worker_pool import begin_anew, end_processes, ended_on_failure, num_workers
-from harness.studies.sweeps.confirming import EarlyConfirmation
 
 Execute = Callable[..., object]
-_LAST = 2  # searches during which the best so far is confirmed: it rarely changes any more
 _under_way: list[Searches] = []  # of the sweep of this process, if it has any
 
 
@@ -36,15 +32,11 @@ class Searches:
         self._threads = ThreadPoolExecutor(workers + 1, thread_name_prefix="search")
         self._is_over = threading.Event()
         self._begun: list[Future[None]] = []
-        self._ended: list[Path] = []
-        self._are_all_known = False
-        self._early: EarlyConfirmation | None = None
-        self._deciding = threading.Lock()
         begin_anew()
 
-    def add(self, job: Callable[[], object], folder: Path) -> None:
-        """Run a job, which leaves its result in `folder`, as soon as others have ended."""
-        self._begun.append(self._threads.submit(self._run, job, folder))
+    def add(self, job: Callable[[], object]) -> None:
+        """Run a job as soon as others have ended."""
+        self._begun.append(self._threads.submit(self._run, job))
 
     def stop(self) -> None:
         """End the processes, and so the searches that have begun; begin no other."""
@@ -52,43 +44,19 @@ class Searches:
         end_processes()
 
     def wait(self) -> None:
-        """Wait for all, and for the run that confirms the best of them where it has begun; raises KeyboardInterrupt
-        where a signal came. Searches that had begun then write what they know."""
-        self._are_all_known = True
+        """Wait for all; raises KeyboardInterrupt where a signal came. Searches that had begun then write what they
+        know."""
         try:
             with ended_on_failure():
-                self._confirm_early()
                 for each in self._begun:
                     each.result()
-                self._decide(self._best())
         finally:
-            self._decide(None)
             self._is_over.set()
             self._threads.shutdown()
 
-    def _run(self, job: Callable[[], object], folder: Path) -> None:
+    def _run(self, job: Callable[[], object]) -> None:
         if not self._is_over.is_set():
             job()
-            self._ended.append(folder)
-            self._confirm_early()
-
-    def _confirm_early(self) -> None:
-        """Once the last searches are under way, begin the run that confirms the best of the others."""
-        with self._deciding:
-            is_due = self._are_all_known and 0 < len(self._begun) - len(self._ended) <= _LAST
-            if is_due and self._early is None and (best := self._best()) is not None:
-                self._early = EarlyConfirmation(best)
-                self._threads.submit(self._early.run)
-
-    def _best(self) -> Path | None:
-        with suppress(TwinServeError):  # which the end of the sweep tells
-            return best_to_confirm(sorted(self._ended))
-        return None
-
-    def _decide(self, best: Path | None) -> None:
-        with self._deciding:
-            if self._early is not None:
-                self._early.decide(best)
 
 
 def taken(cfg: DictConfig) -> RunConfig | None:
@@ -101,13 +69,13 @@ def taken(cfg: DictConfig) -> RunConfig | None:
     return config if is_taken else None
 
 
-def add(config: RunConfig, folder: Path, execute: Execute, run: Callable[[Execute], None]) -> None:
-    """Begin a job that was `taken`: call `run` with what executes its configuration in `folder`, which is `execute`
+def add(config: RunConfig, execute: Execute, run: Callable[[Execute], None]) -> None:
+    """Begin a job that was `taken`: call `run` with what executes its configuration in its folder, which is `execute`
     of `harness.jobs`, but without a word, as threads share the streams, and with what Hydra knows now."""
     given = list(HydraConfig.get().overrides.task)
     if not _under_way:
         _under_way.append(Searches(_num_workers(config)))
-    _under_way[0].add(partial(run, partial(_search, execute, given)), folder)
+    _under_way[0].add(partial(run, partial(_search, execute, given)))
 
 
 def end(*, interrupted: bool = False) -> None:

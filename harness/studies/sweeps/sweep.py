@@ -69,7 +69,7 @@ def _run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
         from harness.studies.sweeps import searches  # imported late, as most sweeps do without it
 
         if (config := searches.taken(cfg)) is not None:
-            searches.add(config, folder, execute, partial(_run_locked, lambda: config, folder))
+            searches.add(config, execute, partial(_run_locked, lambda: config, folder))
             return
     _run_locked(partial(parse, cfg), folder, partial(_executed, execute))
 

@@ -6,14 +6,13 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.studies.sweeps import confirming, searches
+from harness.studies.sweeps import searches
 from tests.harness.builders import ROOT
 
 SMALL = (
@@ -26,7 +25,7 @@ def test_several_run_at_a_time() -> None:
     both = threading.Barrier(2, timeout=5)
     found = searches.Searches(1)
     for _ in range(2):
-        found.add(both.wait, Path())
+        found.add(both.wait)
     found.wait()
     assert not both.broken
 
@@ -42,38 +41,10 @@ def test_an_interrupt_begins_no_other() -> None:
 
     found = searches.Searches(1)
     for number in range(9):
-        found.add(partial(job, number), Path())
+        found.add(partial(job, number))
     with pytest.raises(KeyboardInterrupt):
         found.wait()
     assert len(begun) <= 3
-
-
-@pytest.mark.parametrize("is_best", [True, False])
-def test_the_best_so_far_is_confirmed_while_the_last_search_goes_on(
-    is_best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, last = tmp_path / "first", tmp_path / "last"
-    (first / "probes" / "3-seed4").mkdir(parents=True)
-    confirmed, dropped = threading.Event(), list[bool]()
-
-    def confirm(config: object, load: float, folder: Path, console: object) -> None:
-        (folder / "probes" / f"{load}-seed999").mkdir(parents=True)
-        confirmed.set()
-
-    def best(ended: Sequence[Path]) -> Path | None:
-        return last if last in ended and not is_best else first if first in ended else None
-
-    monkeypatch.setattr(searches, "best_to_confirm", best)
-    monkeypatch.setattr(confirming, "read_document", lambda folder: {"rows": [{"low": 7}]})
-    monkeypatch.setattr(confirming, "load", lambda path: None)
-    monkeypatch.setattr(confirming, "confirm", confirm)
-    monkeypatch.setattr(confirming, "end_processes", lambda: dropped.append(True))
-    found = searches.Searches(1)
-    found.add(lambda: None, first)
-    found.add(lambda: confirmed.wait(5), last)
-    found.wait()
-    assert confirmed.is_set() and dropped == [True] * (not is_best)
-    assert {path.name for path in first.rglob("*")} == {"probes", "3-seed4", *["7-seed999"] * is_best}
 
 
 @pytest.mark.long
