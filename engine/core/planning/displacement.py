@@ -21,7 +21,8 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
     limits, running = planner.limits, planner.running
     victims = sorted(planner.candidates(), key=rank)
     budget = planner.max_num_batched_tokens - running.decodes.num_step_tokens
-    budget -= sum(planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
+    sizes = [planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling]
+    budget -= sum(sizes)
     others: Need | None = None  # of those for whom room is made
     for sequence in planner.waiting.first(limits.max_num_seqs):
         if budget <= 0:
@@ -33,6 +34,10 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
         kept = sum(len(other.block_table) for other in planner.waiting.holders if rank(other) > rank(sequence))
         if not after or _must_wait(planner, need, _state_without(planner, draft.now, budget, after, kept)):
             break
+        if num_tokens := min(need.tokens, budget):
+            if sizes and limits.pads_too_much(sizes, num_tokens):
+                break  # it would not enter beside the prompts that go on
+            sizes.append(num_tokens)
         while after and _must_wait(planner, need, state := _state_without(planner, draft.now, budget)):
             # Blocks may come from those who wait, also from whoever gave way just now.
             if need.seats > state.free_seats or not planner.reclaim(1, spared=sequence):

@@ -132,6 +132,20 @@ def test_displacement_asks_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preempted == {"open": [0], "closed": []}
 
 
+def test_nobody_gives_way_to_one_that_would_pad_a_step_too_much() -> None:
+    """A prompt of 3 tokens beside a chunk of 7 is 4 tokens of padding, of 5 is 2."""
+    preempted = {}
+    for rest in (5, 7):
+        scheduler = make("priority", max_num_seqs=2, max_num_batched_tokens=16, max_padding=3)
+        scheduler.add(Request(0, 4, 9, priority=2))
+        step(scheduler)
+        scheduler.add(Request(1, 15 + rest, 9, priority=0))
+        step(scheduler)
+        scheduler.add(Request(2, 3, 2, priority=1))
+        preempted[rest] = ids(step(scheduler).preempted)
+    assert preempted == {5: [0], 7: []}
+
+
 @pytest.fixture
 def outputs_fit(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(POLICIES, OWN_POLICY, OutputsFit)
