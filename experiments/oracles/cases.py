@@ -170,6 +170,8 @@ def make_case(name: str, seed: int) -> Case:
     if not group.options.get("enable_chunked_prefill", True):
         budget = max(max_num_seqs * (1 + num_drafts), max_model_len + random.randint(0, 8))
     threshold = random.randint(1, max(2, budget // random.choice([2, 8])))
+    if group.drafts and group.threshold:  # vLLM cuts drafts to what the prompts before them leave of a step
+        budget = max(budget, max_num_seqs * (threshold + num_drafts))
     options = Options(
         block_size=block_size,
         num_blocks=num_blocks,

@@ -1,4 +1,4 @@
-"""What others can find of decodes with drafts whose steps are planned ahead, worked out by hand: three drafts each."""
+"""Decodes with drafts whose steps are planned ahead, worked out by hand: three drafts each."""
 
 from __future__ import annotations
 
@@ -70,3 +70,13 @@ def test_drafts_under_way_of_a_victim_that_rests_cannot_be_found() -> None:
     plans = [(chunks(plan), ids(plan.preempted)) for plan in run(scheduler)]
     assert plans[:3] == [([(0, 0, 2), (1, 0, 7)], []), ([], []), ([], [1])]
     assert [chunk for chunk, _ in plans[3:] if chunk] == [[(1, 0, 9)]]
+
+
+def test_a_decode_whose_drafts_are_more_than_a_prompt_leaves_sits_the_step_out() -> None:
+    # A step has 8 tokens, of which the prompt takes 5 until it has 25.
+    scheduler = drafting(max_num_seqs=2, max_num_batched_tokens=8, long_prefill_token_threshold=5)
+    scheduler.add(Request(0, 25, 2))
+    scheduler.add(Request(1, 3, 2))
+    plans = [(chunks(plan), plan.num_decodes) for plan in run(scheduler)]
+    assert plans[:2] == [([(0, 0, 5), (1, 0, 3)], 0), ([(0, 5, 5)], 0)]
+    assert plans[4:] == [([(0, 20, 5)], 0), ([], 2)]
