@@ -146,7 +146,7 @@ class RunningSet:
         """With a connector: tokens of a running sequence without those that the plan under way brings to a decode."""
         if not self.is_under_way(sequence):
             return sequence.num_tokens
-        if sequence in self.decodes.sequences:
+        if sequence in self.decodes.sequences or sequence in self.ending:
             return self.decodes.num_found(sequence)
         return self.paused.get(sequence, sequence.num_tokens)
 

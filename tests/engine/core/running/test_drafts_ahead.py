@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.offloading.rules import OffloadingRules
 from engine.core.scheduler import Scheduler
+from engine.core.scheduler_options import OffloadOptions
 from engine.core.sequence import Request, Sequence
 from tests.engine.core.builders import chunks, ids, make, run
 
@@ -70,6 +72,20 @@ def test_drafts_under_way_of_a_victim_that_rests_cannot_be_found() -> None:
     plans = [(chunks(plan), ids(plan.preempted)) for plan in run(scheduler)]
     assert plans[:3] == [([(0, 0, 2), (1, 0, 7)], []), ([], []), ([], [1])]
     assert [chunk for chunk, _ in plans[3:] if chunk] == [[(1, 0, 9)]]
+
+
+@pytest.mark.parametrize("first_gain", [2, 3])
+def test_of_an_aborted_sequence_at_the_longest_length_only_what_is_known_is_stored(first_gain: int) -> None:
+    # Step 1 begins with 7 known tokens: three blocks. With two more it rests in the next step, with three it ends.
+    offload = OffloadOptions(rules=OffloadingRules())
+    scheduler = drafting(first_gain, block_size=2, max_model_len=10, num_host_blocks=30, offload=offload)
+    scheduler.add(Request(0, 6, 4, block_hashes=[11, 12, 13, 14, 15]))
+    prompt, first = scheduler.schedule(0), scheduler.schedule(0)
+    assert prompt is not None and first is not None and first.num_decodes == 1
+    scheduler.commit(prompt, 1)
+    scheduler.abort(0)
+    assert scheduler.schedule(1) is None and scheduler.storing is not None
+    assert sum(len(job.places) for job in scheduler.storing.take_orders().jobs) == 3
 
 
 def test_a_decode_whose_drafts_are_more_than_a_prompt_leaves_sits_the_step_out() -> None:
