@@ -131,6 +131,7 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
         execute_in(tmp_path / "out", config(*asked, *PROFILED, *few))
         said = capsys.readouterr().out
         assert "probe: 16 clients for at most 1 s" in said and "the server knew prompts" not in said
+        assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load: " in said
         execute_in(tmp_path / "known", config(*asked, *PROFILED, *few))
         assert "the server knew prompts of this run" in capsys.readouterr().out
     found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]

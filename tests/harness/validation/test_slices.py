@@ -48,10 +48,12 @@ def test_noise_is_that_of_the_server_and_not_of_the_requests() -> None:
 
 def test_the_drift_is_by_slices_and_by_thirds_of_the_run() -> None:
     pace = np.repeat([1.0, 1.0, 1.6], SLICES // 3)
-    slices = slice_table(*ladder(pace))
+    measured, simulated = ladder(pace)
+    slices = slice_table(measured, simulated)
     assert slices["num_requests"].tolist() == [EACH] * SLICES and slices["start_s"].tolist()[:2] == [0, EACH]
     assert slices["held_out"].tolist() == [True, False] * (SLICES // 2)
     assert (slices["ttft_measured_ms"] / slices["ttft_simulated_ms"]).to_numpy() == pytest.approx(pace)
+    assert slices["ttft_measured_ms"][0] == pytest.approx(1e3 * measured["ttft"][:EACH].mean())
     found = drift(slices)
     first, second, last = found["pace_thirds_pct"]
     assert first == pytest.approx(second) == pytest.approx(found["pace_p10_pct"])
