@@ -43,7 +43,7 @@ WORKLOAD = (
 LONG = (
     "trace=synthetic", "trace/lengths@trace.prompt=uniform", "trace.prompt.low=1000", "trace.prompt.high=4000"
 )  # fmt: skip
-OBSERVED_S = 200
+OBSERVED_S = 240
 TRACES = {
     "simulated": (*LONG, "trace.num_requests=300", "arrival.rate=6"),
     "real": ("trace.num_requests=60", "arrival.rate=3"),
