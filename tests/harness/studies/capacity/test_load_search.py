@@ -156,7 +156,7 @@ def test_a_floor_of_slow_requests_does_not_pull_the_capacity_down() -> None:
 
 
 def test_a_capacity_is_not_sought_beyond_a_full_system() -> None:
-    """Shares that stay low up to a crisis, and scouts that failed below, leave it open how far above the capacity is."""
+    """Shares stay low up to a crisis, and scouts failed by chance: how far above is the capacity?"""
     loads = {18.0: 0.0, 42.1: 0.038, 27.5: 0.0, 34.0: 0.0119}
     long = {32.1: 0.0023, 36.2: 0.0019, 36.8: 0.0008, 42.0: 0.0059, 40.3: 0.003, 43.3: 0.0048, 41.9: 0.0023}
     points = [Point(*each, 4000, full=47.0) for each in loads.items()]
