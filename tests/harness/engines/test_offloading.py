@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def summary(folder: Path, *overrides: str) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path) -> None:
+def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     without, told = summary(tmp_path / "none"), summary(tmp_path / "tiers", *TIERS)
     assert told["prefix_cache_hit_rate"] > without["prefix_cache_hit_rate"] > 0
     assert told["host_hit_rate"] > 0 < told["disk_hit_rate"] and without["host_hit_rate"] == 0
@@ -48,6 +49,7 @@ def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path) -> None:
     assert told["blocks_from_disk"] == steps["num_blocks_from_disk"].sum() > 0 < told["blocks_to_disk"]
     assert told["bytes_from_disk"] == told["blocks_from_disk"] * told["kv_block_bytes"]
     assert told["parked_s"] == pytest.approx(requests["parked_time"].sum())
+    assert re.search(r"steps waited [\d.]+ s, requests 0\.0\d+ s in sum", " ".join(capsys.readouterr().out.split()))
     assert told["transfer_wait_s"] == pytest.approx(steps["transfer_time"].sum()) and told["transfer_wait_s"] > 0
 
 
