@@ -153,7 +153,10 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "Preemptions", _preemptions(summary)
     if summary["blocks_to_host"] or summary["blocks_from_host"]:
         moved = f"{summary['blocks_to_host']:,} blocks out · {summary['blocks_from_host']:,} back"
-        yield "Host memory", f"{moved} · steps waited {show('transfer_wait_s')} s"
+        waited = f"steps waited {show('transfer_wait_s')} s"
+        if summary["parked_s"]:
+            waited += f", requests {show('parked_s')} s in sum"
+        yield "Host memory", f"{moved} · {waited}"
     if summary.get("drafted_tokens"):
         tokens = f"{show('mean_tokens_per_decode')} tokens per decode and step"
         yield "Speculation", f"{percent(summary['draft_acceptance_rate'])} of drafted tokens accepted · {tokens}"
