@@ -19,11 +19,12 @@ content first. The queue holds segments (`segment.py`).
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from itertools import chain
 from typing import Any
 
 from engine.core.block_hashes import BlockHashes
+from engine.core.kv.free_queue import FreeQueue
 from engine.core.kv.pool import Evict, Pool, all_ids
 from engine.core.kv.segment import Segment
 
@@ -51,8 +52,7 @@ class BlockPool(Pool):
         self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
-        self._queue: OrderedDict[Segment, None] = OrderedDict()
-        self._segment_of: list[Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
+        self._queue = FreeQueue(num_blocks)
         self._shared: dict[int, int] = {}  # references beyond the first
 
     @property
@@ -68,14 +68,15 @@ class BlockPool(Pool):
         return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
-        return self._segment_of[block] is not None
+        return self._segment_of(block) is not None
 
     def count_queued(self, blocks: list[int]) -> int:
-        segment_of: list[Any] = self._segment_of
-        num_queued = 0
-        for block in blocks:
-            if segment_of[block] is not None:
-                num_queued += 1
+        place = num_queued = 0
+        while place < len(blocks):
+            hits, segment = self._hits_from(blocks, place)
+            place += len(hits)
+            if segment is not None:
+                num_queued += len(hits)
         return num_queued
 
     def is_shared(self, block: int) -> bool:
@@ -145,26 +146,31 @@ class BlockPool(Pool):
 
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
-        segment_of: list[Any] = self._segment_of
-        end, num_blocks = 0, len(blocks)
-        while end < num_blocks:
-            start, found = end, segment_of[blocks[end]]
-            while end < num_blocks and segment_of[blocks[end]] is found:
-                end += 1
-            hits = blocks[start:end]
-            if found is None:
+        place = 0
+        while place < len(blocks):
+            hits, segment = self._hits_from(blocks, place)
+            place += len(hits)
+            if segment is None:
                 self._share(hits)
-                continue
-            segment: Segment = found
-            for block in hits:
-                segment_of[block] = None
-            self._num_free -= len(hits)
-            self._num_cached -= len(hits)
-            segment.bring_back(hits)
-            if segment.start == segment.end:
-                del self._queue[segment]
+            else:
+                self._num_free -= len(hits)
+                self._num_cached -= len(hits)
+                self._queue.bring_back(segment, hits)
         if self._cached_size > 1:
             self._forget_oldest()
+
+    def _hits_from(self, blocks: list[int], place: int) -> tuple[list[int], Segment | None]:
+        """Those of `blocks` from `place` on that are held, or in the same segment, and that segment."""
+        segment, end = self._segment_of(blocks[place]), place + 1
+        if segment is not None and (num_leading := segment.num_leading(blocks, place)):
+            return blocks[place : place + num_leading], segment
+        while end < len(blocks) and self._segment_of(blocks[end]) is segment:
+            end += 1
+        return blocks[place:end], segment
+
+    def _segment_of(self, block: int) -> Segment | None:
+        """The segment of a block that is held or in the queue."""
+        return None if block in self._shared else self._queue.find(block)
 
     def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
@@ -187,7 +193,7 @@ class BlockPool(Pool):
         private = table[max(num_hashed, num_kept) :]
         if private:
             if self.has_one_queue:
-                self._queue[Segment(private, None, 0, len(private))] = None
+                self._queue.add(Segment(private, None, 0, len(private)))
             else:
                 if not self.tail_first:
                     private.reverse()
@@ -230,38 +236,29 @@ class BlockPool(Pool):
         return leading + [block for block in ids[num_leading:] if block in shared]
 
     def _enqueue(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
-        segment = Segment(table, hashes, start, end)
-        self._queue[segment] = None
+        self._queue.add(Segment(table, hashes, start, end))
         self._num_cached += end - start
-        segment_of = self._segment_of
-        for place in range(start, end):
-            segment_of[table[place]] = segment
 
     def _forget_oldest(self) -> None:
         """Drop the content of the oldest cached blocks that the memory of free blocks cannot hold."""
         while self._num_cached * self._cached_size > self._num_free:
-            oldest = next(segment for segment in self._queue if segment.hashes is not None)
+            oldest = next(segment for segment in self._queue.segments if segment.hashes is not None)
             excess = math.ceil(self._num_cached - self._num_free / self._cached_size)
             self._free += self._dequeue_from(oldest, excess)
 
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
-        return self._dequeue_from(next(iter(self._queue)), count)
+        return self._dequeue_from(next(iter(self._queue.segments)), count)
 
     def _dequeue_from(self, segment: Segment, count: int) -> list[int]:
         table, start, end = segment.table, segment.start, segment.end
         first = max(start, end - count)
         blocks = table[first:end]
         if (hashes := segment.hashes) is None:
-            del self._queue[segment]
+            self._queue.cut(segment, start)
             self._free = table[start:first]
             return blocks
-        segment.end = first
-        if first == start:
-            del self._queue[segment]
-        segment_of = self._segment_of
-        for block in blocks:
-            segment_of[block] = None
+        self._queue.cut(segment, first)
         self._num_cached -= end - first
         self._evict(table, hashes, first, end)
         return blocks
@@ -286,15 +283,14 @@ class BlockPool(Pool):
         """The blocks in the queue with their hashes; proves that the queue is sound."""
         queued: dict[int, int | None] = {}
         unhashed: dict[int, None] = {}
-        for segment in self._queue:
+        self._queue.check_integrity()
+        for segment in self._queue.segments:
             left = segment.table[segment.start : segment.end]
             if segment.hashes is None:
                 assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
                 unhashed |= dict.fromkeys(left)
                 continue
-            assert left and all(self._segment_of[block] is segment for block in left), "a block is in another segment"
             queued |= zip(left, segment.hashes.part(segment.start, segment.end), strict=True)
-        assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
         assert self._num_cached == len(queued), "cached blocks are miscounted"
         assert self._num_cached * self._cached_size <= self._num_free, "more is cached than is free"
         return queued | unhashed

@@ -27,6 +27,14 @@ class Segment:
         self.start = start
         self.end = end
 
+    def num_leading(self, blocks: list[int], place: int) -> int:
+        """How many of `blocks`, from `place` on, are its first ones in that order."""
+        table, start = self.table, self.start
+        num_blocks, longest = 0, min(self.end - start, len(blocks) - place)
+        while num_blocks < longest and table[start + num_blocks] == blocks[place + num_blocks]:
+            num_blocks += 1
+        return num_blocks
+
     def bring_back(self, blocks: list[int]) -> None:
         """Take these hashed blocks out of the segment; they are in the order that they have there."""
         start, end = self.start, self.end
