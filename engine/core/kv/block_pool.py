@@ -19,10 +19,12 @@ content first. The queue holds segments (`segment.py`).
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from itertools import chain
 from typing import Any
 
+from engine.core.block_hashes import BlockHashes
+from engine.core.kv.free_queue import FreeQueue
 from engine.core.kv.pool import Evict, Pool, all_ids
 from engine.core.kv.segment import Segment
 
@@ -50,8 +52,7 @@ class BlockPool(Pool):
         self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
-        self._queue: OrderedDict[Segment, None] = OrderedDict()
-        self._segment_of: list[Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
+        self._queue = FreeQueue(num_blocks)
         self._shared: dict[int, int] = {}  # references beyond the first
 
     @property
@@ -67,22 +68,21 @@ class BlockPool(Pool):
         return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
-        """Whether a block is free but its content is kept, so that it can be brought back."""
-        return self._segment_of[block] is not None
+        return self._segment_of(block) is not None
 
     def count_queued(self, blocks: list[int]) -> int:
-        segment_of: list[Any] = self._segment_of
-        num_queued = 0
-        for block in blocks:
-            if segment_of[block] is not None:
-                num_queued += 1
+        place = num_queued = 0
+        while place < len(blocks):
+            hits, segment = self._hits_from(blocks, place)
+            place += len(hits)
+            if segment is not None:
+                num_queued += len(hits)
         return num_queued
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
 
     def num_freed_by(self, tables: list[list[int]]) -> int:
-        """How many blocks become free when all of `tables` are released."""
         num_entries, shared = sum(map(len, tables)), self._shared
         if not shared:
             return num_entries
@@ -92,7 +92,6 @@ class BlockPool(Pool):
         return num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
 
     def num_references(self, block: int) -> int:
-        """How many sequences hold a block that is held."""
         return 1 + self._shared.get(block, 0)
 
     def take(self, count: int) -> list[int]:
@@ -114,14 +113,14 @@ class BlockPool(Pool):
                 blocks.reverse()
                 return blocks
         else:
-            blocks, self._free = free, []
+            self._free = []
+            blocks = free or self._dequeue(count)
             while (missing := count - len(blocks)) > 0:
                 blocks += self._dequeue(missing)
         blocks.sort()
         return blocks
 
     def give_back(self, blocks: list[int]) -> None:
-        """Let `blocks`, taken and not used, be the next that are taken."""
         self._num_free += len(blocks)
         self._free += reversed(blocks)
 
@@ -147,32 +146,36 @@ class BlockPool(Pool):
 
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
-        segment_of: list[Any] = self._segment_of
-        end, num_blocks = 0, len(blocks)
-        while end < num_blocks:
-            start, found = end, segment_of[blocks[end]]
-            while end < num_blocks and segment_of[blocks[end]] is found:
-                end += 1
-            hits = blocks[start:end]
-            if found is None:
+        place = 0
+        while place < len(blocks):
+            hits, segment = self._hits_from(blocks, place)
+            place += len(hits)
+            if segment is None:
                 self._share(hits)
-                continue
-            segment: Segment = found
-            for block in hits:
-                segment_of[block] = None
-            self._num_free -= len(hits)
-            self._num_cached -= len(hits)
-            segment.bring_back(hits)
-            if not segment.blocks:
-                del self._queue[segment]
+            else:
+                self._num_free -= len(hits)
+                self._num_cached -= len(hits)
+                self._queue.bring_back(segment, hits)
         if self._cached_size > 1:
             self._forget_oldest()
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def _hits_from(self, blocks: list[int], place: int) -> tuple[list[int], Segment | None]:
+        """Those of `blocks` from `place` on that are held, or in the same segment, and that segment."""
+        segment, end = self._segment_of(blocks[place]), place + 1
+        if segment is not None and (num_leading := segment.num_leading(blocks, place)):
+            return blocks[place : place + num_leading], segment
+        while end < len(blocks) and self._segment_of(blocks[end]) is segment:
+            end += 1
+        return blocks[place:end], segment
+
+    def _segment_of(self, block: int) -> Segment | None:
+        """The segment of a block that is held or in the queue."""
+        return None if block in self._shared else self._queue.find(block)
+
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
 
         Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
-        `hashes` may be longer, and grow, but what it holds must stay as it is.
         """
         num_kept = 0  # leading blocks that others hold
         if self._shared and (shared := self._shared_in(table)):
@@ -180,21 +183,23 @@ class BlockPool(Pool):
             if shared == table[: len(shared)]:  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
-                others, hashed = set(shared), zip(table[:num_hashed], hashes, strict=False)
-                hashes = [each for block, each in hashed if block not in others]
+                others = set(shared)
+                if hashes is not None:
+                    hashed = zip(table, hashes.part(0, num_hashed), strict=False)
+                    hashes = BlockHashes([each for block, each in hashed if block not in others])
+                    num_hashed = hashes.count
                 table = [block for block in table if block not in others]
-                num_hashed = len(hashes)
         self._num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
         if private:
             if self.has_one_queue:
-                self._queue[Segment(private, [], 0)] = None
+                self._queue.add(Segment(private, None, 0, len(private)))
             else:
                 if not self.tail_first:
                     private.reverse()
                 self._free += private
-        if num_hashed > num_kept:
-            self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
+        if num_hashed > num_kept and hashes is not None:
+            self._enqueue(table, hashes, num_kept, num_hashed)
         if self._cached_size > 1:
             self._forget_oldest()
 
@@ -230,40 +235,32 @@ class BlockPool(Pool):
             return leading
         return leading + [block for block in ids[num_leading:] if block in shared]
 
-    def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
-        segment = Segment(blocks, hashes, offset)
-        self._queue[segment] = None
-        self._num_cached += len(blocks)
-        segment_of = self._segment_of
-        for block in blocks:
-            segment_of[block] = segment
+    def _enqueue(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+        self._queue.add(Segment(table, hashes, start, end))
+        self._num_cached += end - start
 
     def _forget_oldest(self) -> None:
         """Drop the content of the oldest cached blocks that the memory of free blocks cannot hold."""
         while self._num_cached * self._cached_size > self._num_free:
-            oldest = next(segment for segment in self._queue if segment.hashes)
+            oldest = next(segment for segment in self._queue.segments if segment.hashes is not None)
             excess = math.ceil(self._num_cached - self._num_free / self._cached_size)
             self._free += self._dequeue_from(oldest, excess)
 
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
-        return self._dequeue_from(next(iter(self._queue)), count)
+        return self._dequeue_from(next(iter(self._queue.segments)), count)
 
     def _dequeue_from(self, segment: Segment, count: int) -> list[int]:
-        queued, segment_of = segment.blocks, self._segment_of
-        blocks = queued[-count:]
-        del queued[-count:]
-        if not segment.hashes:
-            del self._queue[segment]
-            self._free = queued
+        table, start, end = segment.table, segment.start, segment.end
+        first = max(start, end - count)
+        blocks = table[first:end]
+        if (hashes := segment.hashes) is None:
+            self._queue.cut(segment, start)
+            self._free = table[start:first]
             return blocks
-        if not queued:
-            del self._queue[segment]
-        for block in blocks:
-            segment_of[block] = None
-        first = segment.offset + len(queued)
-        self._num_cached -= len(blocks)
-        self._evict(blocks, segment.hashes[first : first + len(blocks)])
+        self._queue.cut(segment, first)
+        self._num_cached -= end - first
+        self._evict(table, hashes, first, end)
         return blocks
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
@@ -286,15 +283,14 @@ class BlockPool(Pool):
         """The blocks in the queue with their hashes; proves that the queue is sound."""
         queued: dict[int, int | None] = {}
         unhashed: dict[int, None] = {}
-        for segment in self._queue:
-            left = segment.blocks
-            if not segment.hashes:
+        self._queue.check_integrity()
+        for segment in self._queue.segments:
+            left = segment.table[segment.start : segment.end]
+            if segment.hashes is None:
                 assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
                 unhashed |= dict.fromkeys(left)
                 continue
-            assert left and all(self._segment_of[block] is segment for block in left), "a block is in another segment"
-            queued |= zip(left, segment.hashes[segment.offset :], strict=False)
-        assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
+            queued |= zip(left, segment.hashes.part(segment.start, segment.end), strict=True)
         assert self._num_cached == len(queued), "cached blocks are miscounted"
         assert self._num_cached * self._cached_size <= self._num_free, "more is cached than is free"
         return queued | unhashed

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
-Evict = Callable[[list[int], list[int]], None]
-"""Is called with blocks that are taken and the hashes under which their content could be found."""
+from engine.core.block_hashes import BlockHashes
+
+Evict = Callable[[list[int], BlockHashes, int, int], None]
+"""Is called when blocks are taken whose content could be found: with a block table, the hashes of its blocks, and from
+where to where in both these blocks stand."""
 
 
 @lru_cache(maxsize=1)
@@ -52,8 +55,11 @@ class Pool:
         """Add a reference to each of `blocks`, which are held or cached."""
         raise NotImplementedError
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
-        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes."""
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
+        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
+
+        The table must not change afterwards; `hashes` may be more, and grow.
+        """
         raise NotImplementedError
 
     def drop_shared(self, blocks: list[int]) -> None:

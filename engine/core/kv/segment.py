@@ -10,28 +10,41 @@ from __future__ import annotations
 
 from itertools import compress
 
+from engine.core.block_hashes import BlockHashes
+
 
 class Segment:
-    """Blocks that were freed together; `hashes[offset + i]` is the hash of `blocks[i]`, or all are unhashed.
+    """Blocks that were freed together: `table[start:end]`, with their hashes at the same places, if they have any.
 
-    The hashes are the sequence's own list: a copy for every release would take longer than all else here.
+    Table and hashes are the sequence's own: copies for every release would take longer than all else here.
     """
 
-    __slots__ = ("blocks", "hashes", "offset")
+    __slots__ = ("table", "hashes", "start", "end")
 
-    def __init__(self, blocks: list[int], hashes: list[int], offset: int) -> None:
-        self.blocks = blocks
+    def __init__(self, table: list[int], hashes: BlockHashes | None, start: int, end: int) -> None:
+        self.table = table
         self.hashes = hashes
-        self.offset = offset
+        self.start = start
+        self.end = end
+
+    def num_leading(self, blocks: list[int], place: int) -> int:
+        """How many of `blocks`, from `place` on, are its first ones in that order."""
+        table, start = self.table, self.start
+        num_blocks, longest = 0, min(self.end - start, len(blocks) - place)
+        while num_blocks < longest and table[start + num_blocks] == blocks[place + num_blocks]:
+            num_blocks += 1
+        return num_blocks
 
     def bring_back(self, blocks: list[int]) -> None:
         """Take these hashed blocks out of the segment; they are in the order that they have there."""
-        count = len(blocks)
-        if self.blocks[:count] == blocks:
-            del self.blocks[:count]
-            self.offset += count
+        start, end = self.start, self.end
+        after = start + len(blocks)
+        if self.table[start:after] == blocks:
+            self.start = after
             return
-        is_left = [*map(set(self.blocks).difference(blocks).__contains__, self.blocks)]
-        self.hashes = [*compress(self.hashes[self.offset :], is_left)]
-        self.blocks = [*compress(self.blocks, is_left)]
-        self.offset = 0
+        assert self.hashes is not None
+        left = self.table[start:end]
+        is_left = [*map(set(left).difference(blocks).__contains__, left)]
+        self.hashes = BlockHashes([*compress(self.hashes.part(start, end), is_left)])
+        self.table = [*compress(left, is_left)]
+        self.start, self.end = 0, len(self.table)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
 from engine.core.kv.pool import Pool
@@ -97,7 +98,7 @@ class RadixPool(Pool):
     def drop_shared(self, blocks: list[int]) -> None:
         raise NotImplementedError("sequences hold nodes")
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         self._free += reversed(table)
 
 

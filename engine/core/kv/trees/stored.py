@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
@@ -61,7 +62,7 @@ class StoredPool(Pool):
                 del self._queue[block]
             self._references[block] += 1
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.eviction import Eviction
@@ -36,12 +37,12 @@ class Reference:
         self.matched: list[int] = []  # by the last that was admitted
         remove = manager.index.remove
 
-        def evict(blocks: list[int], hashes: list[int]) -> None:
-            for block in reversed(blocks):
+        def evict(table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+            for block in reversed(table[start:end]):
                 assert block == self._next(), "another block should go"
                 del self.cached[block]
                 self.num_evicted += 1
-            remove(blocks, hashes)
+            remove(table, hashes, start, end)
 
         manager.pool._evict = evict  # type: ignore[attr-defined]
 
@@ -105,10 +106,10 @@ def test_the_block_that_goes_is_the_one_that_a_search_finds(eviction: Eviction, 
 
 def test_which_of_the_unhashed_blocks_of_a_release_goes_first() -> None:
     for tail_first in (False, True):
-        pool = BlockPool(3, has_one_queue=False, evict=lambda blocks, hashes: None)
+        pool = BlockPool(3, has_one_queue=False, evict=lambda *taken: None)
         pool.tail_first = tail_first
         table = pool.take(3)
-        pool.release(table, [7], 1)
+        pool.release(table, BlockHashes([7]), 1)
         assert pool.take(1) == [table[-1 if tail_first else 1]]
 
 
