@@ -10,10 +10,8 @@ first; hashed ones least recently used first, a sequence's tail before its head,
 outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first is taken first,
 hashed or not.
 
-A cached block may take more memory than a held one: of layers with a sliding window, a sequence holds the last few
-blocks only, and what it gave back before stays findable until it is taken (vLLM's hybrid manager, where layers with and
-without a window share pages). So cached blocks are limited to a share of the free ones, and the oldest lose their
-content first. The queue holds segments (`segment.py`).
+Layers with a sliding window may leave memory in the queue, too (`window_pages.py`). Then cached blocks and that are
+limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`segment.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +22,8 @@ from itertools import chain
 from typing import Any
 
 from engine.core.kv.pool import Evict, Pool, all_ids
-from engine.core.kv.segment import Segment
+from engine.core.kv.segment import Segment, check_queue
+from engine.core.kv.window_pages import WindowPages
 
 
 class BlockPool(Pool):
@@ -33,7 +32,7 @@ class BlockPool(Pool):
     Args:
         has_one_queue: take free blocks in the order they were freed, hashed or not, instead of unhashed ones first.
         evict: called with blocks that are taken and the hashes under which their content could be found.
-        cached_size: memory of a cached block as a multiple of a held one's.
+        cached_size: memory of a block that was computed here and is cached, as a multiple of a held one's.
 
     Attributes:
         tail_first: of unhashed blocks that one release frees, the tail is taken before the head, as in vLLM. If not,
@@ -43,7 +42,7 @@ class BlockPool(Pool):
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict, cached_size: float = 1.0) -> None:
         self.num_blocks = num_blocks
         self._num_free = num_blocks
-        self._cached_size = cached_size
+        self._pages = WindowPages(cached_size - 1) if cached_size > 1 else None
         self._num_cached = 0  # free blocks whose content can be found
         self._num_extra = 0  # references beyond the first, of all blocks together
         self.has_one_queue = has_one_queue
@@ -61,6 +60,10 @@ class BlockPool(Pool):
     @property
     def num_extra_references(self) -> int:
         return self._num_extra
+
+    @property
+    def num_shared(self) -> int:
+        return len(self._shared)
 
     @property
     def num_uncached(self) -> int:
@@ -81,28 +84,22 @@ class BlockPool(Pool):
     def is_shared(self, block: int) -> bool:
         return block in self._shared
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
-        """How many blocks become free when all of `tables` are released."""
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
         num_entries, shared = sum(map(len, tables)), self._shared
         if not shared:
-            return num_entries
-        if len(tables) == 1:
-            return num_entries - len(self._shared_in(tables[0]))
+            return num_entries, 0
         counts = Counter(chain.from_iterable([self._shared_in(table) for table in tables]))
-        return num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
+        num_freed = num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
+        return num_freed, sum([shared[block] <= count for block, count in counts.items()])
 
     def num_references(self, block: int) -> int:
-        """How many sequences hold a block that is held."""
         return 1 + self._shared.get(block, 0)
 
     def take(self, count: int) -> list[int]:
-        """Take `count` blocks, which must be free; their content is lost.
-
-        They come in ascending order, as far as they lie together: a CPU reads them faster that way.
-        """
+        """The same; blocks come in ascending order as far as they lie together: a CPU reads them faster that way."""
         self._num_free -= count
-        if self._cached_size > 1:
-            self._forget_oldest()
+        if self._pages is not None:
+            self._forget_oldest(self._pages)
         free = self._free
         if count == 1 and free:
             return [free.pop()]
@@ -128,7 +125,7 @@ class BlockPool(Pool):
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
         find than to take."""
-        if self._cached_size > 1:
+        if self._pages is not None:
             return [self.take(count) for count in counts]
         total, num_uncached = sum(counts), len(self._free)
         self._num_free -= total
@@ -146,7 +143,6 @@ class BlockPool(Pool):
         return parts
 
     def hold(self, blocks: list[int]) -> None:
-        """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of: list[Any] = self._segment_of
         end, num_blocks = 0, len(blocks)
         while end < num_blocks:
@@ -165,8 +161,8 @@ class BlockPool(Pool):
             segment.bring_back(hits)
             if not segment.blocks:
                 del self._queue[segment]
-        if self._cached_size > 1:
-            self._forget_oldest()
+        if self._pages is not None:
+            self._forget_oldest(self._pages)
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
@@ -187,6 +183,8 @@ class BlockPool(Pool):
         self._num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
         if private:
+            if self._pages is not None:
+                self._pages.forget(private)
             if self.has_one_queue:
                 self._queue[Segment(private, [], 0)] = None
             else:
@@ -195,11 +193,10 @@ class BlockPool(Pool):
                 self._free += private
         if num_hashed > num_kept:
             self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
-        if self._cached_size > 1:
-            self._forget_oldest()
+        if self._pages is not None:
+            self._forget_oldest(self._pages)
 
     def drop_shared(self, blocks: list[int]) -> None:
-        """Give up one of at least two references to each of these blocks."""
         shared: dict[Any, int] = self._shared
         ids: list[Any] = blocks  # here and below: a compiled core would make new objects of numbers
         for block in ids:
@@ -230,7 +227,13 @@ class BlockPool(Pool):
             return leading
         return leading + [block for block in ids[num_leading:] if block in shared]
 
+    def note_loaded(self, blocks: list[int]) -> None:
+        if self._pages is not None:
+            self._pages.note_none(blocks)
+
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
+        if self._pages is not None and (left := self._pages.leave(blocks)):
+            self._queue[left] = None
         segment = Segment(blocks, hashes, offset)
         self._queue[segment] = None
         self._num_cached += len(blocks)
@@ -238,16 +241,18 @@ class BlockPool(Pool):
         for block in blocks:
             segment_of[block] = segment
 
-    def _forget_oldest(self) -> None:
-        """Drop the content of the oldest cached blocks that the memory of free blocks cannot hold."""
-        while self._num_cached * self._cached_size > self._num_free:
-            oldest = next(segment for segment in self._queue if segment.hashes)
-            excess = math.ceil(self._num_cached - self._num_free / self._cached_size)
-            self._free += self._dequeue_from(oldest, excess)
+    def _forget_oldest(self, pages: WindowPages) -> None:
+        """Drop the oldest pages and the content of the oldest cached blocks that free blocks have no memory for."""
+        while (excess := self._num_cached + pages.queued - self._num_free) > 0:
+            oldest = next(segment for segment in self._queue if segment.pages or segment.hashes)
+            if not oldest.pages:
+                self._free += self._dequeue_from(oldest, math.ceil(excess))
+            elif pages.take(oldest, excess):
+                del self._queue[oldest]
 
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
-        return self._dequeue_from(next(iter(self._queue)), count)
+        return self._dequeue_from(next(segment for segment in self._queue if segment.blocks), count)
 
     def _dequeue_from(self, segment: Segment, count: int) -> list[int]:
         queued, segment_of = segment.blocks, self._segment_of
@@ -263,6 +268,8 @@ class BlockPool(Pool):
             segment_of[block] = None
         first = segment.offset + len(queued)
         self._num_cached -= len(blocks)
+        if self._pages is not None:
+            self._pages.forget(blocks)
         self._evict(blocks, segment.hashes[first : first + len(blocks)])
         return blocks
 
@@ -284,17 +291,9 @@ class BlockPool(Pool):
 
     def _queued_hashes(self) -> dict[int, int | None]:
         """The blocks in the queue with their hashes; proves that the queue is sound."""
-        queued: dict[int, int | None] = {}
-        unhashed: dict[int, None] = {}
-        for segment in self._queue:
-            left = segment.blocks
-            if not segment.hashes:
-                assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
-                unhashed |= dict.fromkeys(left)
-                continue
-            assert left and all(self._segment_of[block] is segment for block in left), "a block is in another segment"
-            queued |= zip(left, segment.hashes[segment.offset :], strict=False)
-        assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
-        assert self._num_cached == len(queued), "cached blocks are miscounted"
-        assert self._num_cached * self._cached_size <= self._num_free, "more is cached than is free"
-        return queued | unhashed
+        pages = self._pages.queued if self._pages else 0.0
+        cached, unhashed = check_queue(self._queue, self._segment_of, pages)
+        assert self.has_one_queue or not unhashed, "unhashed blocks are queued behind hashed ones"
+        assert self._num_cached == len(cached), "cached blocks are miscounted"
+        assert self._pages is None or self._num_cached + pages <= self._num_free, "more is cached than is free"
+        return cached | dict.fromkeys(unhashed)
