@@ -12,10 +12,10 @@ first level once for all sequences, and the rest from copies that each sequence 
 it reads less than 400 MB, and those with bars of fewer than 4 pixels.
 
 The rate at which a kernel takes KV that others have just read is the one number for each that is chosen so that its
-bars are met; conf/device/a100-80gb.yaml has FlashAttention's. Those of the H100 and H200 are from NVIDIA's times of decode attention
-(FlashAttention 3) in simulator/profiles/operators: the same KV is read again and again there, so that up to the size
-of the L2 cache it comes from it. It is the median, over sizes of models and batches, of the KV that 33.6 MB have more
-than 8.4 MB over the time that they take longer. Writes experiments/results/shared_reads.json.
+bars are met; conf/device/a100-80gb.yaml has FlashAttention's. Those of the H100 and H200 are from NVIDIA's times of
+decode attention (FlashAttention 3) in simulator/profiles/operators: the same KV is read again and again there, so that
+up to the size of the L2 cache it comes from it. It is the median, over sizes of models and batches, of the KV that
+33.6 MB have more than 8.4 MB over the time that they take longer. Writes experiments/results/shared_reads.json.
 """
 
 from __future__ import annotations
