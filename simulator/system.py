@@ -194,7 +194,7 @@ class System:
         kv_reads = self.model.kv_reads(self.device, ranks)
         return ProfiledCost(
             self.profile, self.model, ranks, values, of_means=of_means, is_async=is_async, kv_reads=kv_reads,
-            shared_reads=shared_reads_of(self.model, self.device, ranks),
+            shared_reads=shared_reads_of(self.profile, self.model, self.device, ranks),
         )  # fmt: skip
 
     def step_times_from(self) -> str:

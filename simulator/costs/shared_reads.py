@@ -18,8 +18,10 @@ from engine.core.work import StepWork
 from simulator.device import Device
 from simulator.models.grouped_query import GroupedQuery
 from simulator.models.model import Model
+from simulator.profile.profile import Profile
 
 _BLOCKS_PER_MULTIPROCESSOR = {2: 2, 3: 1}
+_VLLM = "/vllm/"
 
 
 class SharedReads:
@@ -46,10 +48,13 @@ class SharedReads:
         return saved / work.num_decodes
 
 
-def shared_reads_of(model: Model, device: Device, ranks: int) -> SharedReads | None:
-    """For `model` on `ranks` devices; None where it was not measured, or no attention of the model is of that kind."""
+def shared_reads_of(profile: Profile, model: Model, device: Device, ranks: int) -> SharedReads | None:
+    """For `model` on `ranks` devices, with vLLM's kernels; None where others were timed, what they share was not
+    measured on the device, or no attention of the model is of that kind."""
     attention, version, reuse = model.first(GroupedQuery), device.flash_attention, device.kv_reuse_bandwidth
     if attention is None or version is None or reuse is None or device.multiprocessors is None:
+        return None
+    if _VLLM not in str(profile.meta.source.get("database")):
         return None
     at_once = float(device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR[version])
     if version == 3:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.core.work import StepWork
 from simulator.costs.shared_reads import SharedReads, shared_reads_of
+from simulator.profile.profile import Profile
 from tests.simulator.builders import (
     H100,
     OPTIONAL_TABLES,
@@ -64,10 +66,25 @@ def test_many_steps_are_priced_as_one_by_one(tables: list[str], num_steps: int) 
     assert times[0] < cost(measured).step_ns(step)
 
 
+def of_backend(backend: str) -> Profile:
+    plain = profile()
+    return replace(plain, meta=replace(plain.meta, source={"database": f"h100_sxm/{backend}/1.2.3"}))
+
+
 def test_which_sequences_are_computed_at_a_time() -> None:
+    vllm = of_backend("vllm")
     card = replace(H100, multiprocessors=132, kv_reuse_bandwidth=2 * 0.8 * 3.35e12)
-    old, new = (shared_reads_of(QWEN, replace(card, flash_attention=version), 2) for version in (2, 3))
+    old, new = (shared_reads_of(vllm, QWEN, replace(card, flash_attention=version), 2) for version in (2, 3))
     assert old is not None and (old.at_once, old.least) == (264, 0.5)
     assert new is not None and new.at_once == 132 / 4  # of 8 KV heads on two GPUs
-    assert shared_reads_of(QWEN, card, 2) is None and shared_reads_of(QWEN, H100, 2) is None
-    assert shared_reads_of(listed("deepseek-v3"), replace(card, flash_attention=3), 8) is None
+
+
+def test_elsewhere_each_reads_its_own() -> None:
+    vllm, card = of_backend("vllm"), replace(H100, multiprocessors=132, kv_reuse_bandwidth=5e12, flash_attention=3)
+    assert shared_reads_of(vllm, QWEN, card, 2) is not None
+    for not_measured in ("flash_attention", "kv_reuse_bandwidth", "multiprocessors"):
+        lacking: dict[str, Any] = {not_measured: None}
+        assert shared_reads_of(vllm, QWEN, replace(card, **lacking), 2) is None
+    assert shared_reads_of(vllm, listed("deepseek-v3"), card, 8) is None  # another kind of attention
+    assert shared_reads_of(of_backend("sglang"), QWEN, card, 2) is None
+    assert shared_reads_of(profile(), QWEN, card, 2) is None
