@@ -43,7 +43,7 @@ WORKLOAD = (
 LONG = (
     "trace=synthetic", "trace/lengths@trace.prompt=uniform", "trace.prompt.low=1000", "trace.prompt.high=4000"
 )  # fmt: skip
-OBSERVED_S = 200
+OBSERVED_S = 240
 TRACES = {
     "simulated": (*LONG, "trace.num_requests=300", "arrival.rate=6"),
     "real": ("trace.num_requests=60", "arrival.rate=3"),
@@ -89,7 +89,7 @@ def seen_and_recorded(folder: Path, system: Sequence[str], trace: Sequence[str])
 
 
 def observed(folder: Path) -> dict[str, Any]:
-    """The errors in percent of both halves of what task=observe drove, and the constants."""
+    """The errors in percent of the loads of task=observe, how much the server itself varied, and the constants."""
     with ExitStack() as servers:
         with on_core(0):
             address = servers.enter_context(server(folder / "server", *REAL))
@@ -98,14 +98,16 @@ def observed(folder: Path) -> dict[str, Any]:
         with on_core(1):
             held_out = observe(config, folder)
     fit = yaml.safe_load((folder / "calibration.yaml").read_text())
-    errors = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
+    errors = {f"{row['metric']} {row['statistic']}": row for row in held_out["errors"]}
     before, after = (fit["objective"][key] for key in ("errors_before", "errors_after"))
     rows = [
-        {"statistic": name, "first_half_before_pct": 100 * before[name], "first_half_fitted_pct": 100 * after[name],
-         "held_out_pct": errors[name]}
+        {"statistic": name, "before_pct": 100 * before[name], "fitted_pct": 100 * after[name],
+         "held_out_pct": errors[name]["error_pct"], "noise_pct": errors[name]["noise_floor_pct"]}
         for name in before
     ]  # fmt: skip
-    return {"constants": fit["constants"], "requests": held_out["measured"]["num_requests"], "errors": rows}
+    slices = held_out["slices"]
+    requests = held_out["measured"]["num_requests"]
+    return {"constants": fit["constants"], "requests": requests, "slices": slices, "errors": rows}
 
 
 def compared(name: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:

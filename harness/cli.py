@@ -81,6 +81,8 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
             flags = _flags()
             if flags.help:
                 _print_help(flags)
+            elif flags.version:
+                _print_version()
             else:
                 _import_line(flags)
                 _take_recorded()
@@ -167,6 +169,16 @@ def _print_help(flags: Namespace) -> None:
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
     print(kept_help.text_of(flags.overrides, program, own), flush=True)
+
+
+def _print_version() -> None:
+    from importlib import metadata  # imported late, as runs do without it
+
+    try:
+        own = metadata.version("twinserve")
+    except metadata.PackageNotFoundError:
+        own = "from a checkout that is not installed"
+    print(f"TwinServe {own} (Hydra {metadata.version('hydra-core')})")
 
 
 def _import_line(flags: Namespace) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from simulator.profile.checks import base_name
 
+_DISJOINT = ({"first_half", "second_half"}, {"fitted", "held_out"})  # parts of a run
 _DTYPES = {"half": "float16", "float": "float32"}  # names that vLLM also accepts
 
 
@@ -66,7 +67,7 @@ class Calibration:
 
 def parts_overlap(one: str, other: str) -> bool:
     """Whether two parts of the same run share requests."""
-    return one == other or "all" in (one, other)
+    return {one, other} not in _DISJOINT
 
 
 def same_setting(name: str, one: Any, other: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.reserved.contiguous import ContiguousManager
@@ -13,7 +13,9 @@ from engine.core.sequence import Request, Sequence, SequenceStatus
 def check_states(lane: RunningSet) -> None:
     """Prove that each sequence of a lane is in the one state that its tokens say; raises AssertionError."""
     lane.decodes.check_integrity()
-    states = [lane.prefilling, lane.decodes.sequences, lane.paused, lane.parked, lane.ending]
+    states: list[Collection[Sequence]] = [
+        lane.prefilling, lane.decodes.sequences, lane.paused, lane.parked, lane.ending,
+    ]  # fmt: skip
     assert sum(map(len, states)) == len(lane.sequences), "a sequence is in two states or in none"
     assert set().union(*states) == lane.sequences.keys()
     assert lane.num_reserved == sum(s.num_forks for s in lane.sequences)
@@ -52,7 +54,7 @@ def check_tables(
     held = [sequence for lane in lanes for sequence in lane.held]
     blocks.check_integrity([*waiting, *running, *held])
     for sequence in waiting:
-        if blocks.connector is not None and blocks.connector.is_loading(sequence):
+        if blocks.connector is not None and sequence in blocks.connector.loading:
             assert len(sequence.block_table) == blocks.blocks_for(sequence.num_computed_tokens)
         elif sequence.block_table:
             assert len(sequence.block_table) * blocks.block_size == sequence.num_computed_tokens < sequence.num_tokens

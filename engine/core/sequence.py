@@ -64,12 +64,13 @@ class Request:
         num_unfinished: sequences, forked or not, that have not ended.
         first_scheduled_time, first_token_time, finish_time: None until it happens; the first is when the step that
             begins the prompt is planned, the last when all sequences have ended.
+        loading_time: how long it waited for KV that vLLM's connector loaded from the host, in sum.
     """
 
     __slots__ = (
         "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "session", "deadline",
         "num_sequences", "reads_prefix_cache", "decodes_elsewhere", "prefilled_elsewhere", "order", "sequences",
-        "num_unfinished", "first_scheduled_time", "first_token_time", "finish_time",
+        "num_unfinished", "first_scheduled_time", "first_token_time", "finish_time", "loading_time",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,7 @@ class Request:
         self.first_scheduled_time: int | None = None
         self.first_token_time: int | None = None
         self.finish_time: int | None = None
+        self.loading_time = 0
         self.sequences = [Sequence(self, token_ids, block_hashes)]
 
     def forget_sequences(self) -> None:

@@ -135,17 +135,24 @@ GROUPS = {
     ),
     "offloading, drafts": Group(offloads=True, drafts=True, stops=True, aborts=True),
     "offloading, async drafts": Group(_ASYNC, offloads=True, drafts=True, stops=True, aborts=True),
+    "offloading, async drafts, all new options": Group(
+        _PRIORITY | _FIRST_CHUNK | _ASYNC, True, True, True, True, drafts=True, offloads=True
+    ),
     "drafts": Group(drafts=True),
     "drafts, no prefix cache": Group({"enable_prefix_caching": False}, drafts=True, stops=True, aborts=True),
     "drafts, stops and aborts": Group(drafts=True, stops=True, aborts=True),
     "drafts, no chunks": Group(_WHOLE, drafts=True, stops=True, aborts=True),
     "drafts, first chunk": Group(_FIRST_CHUNK, drafts=True, stops=True, aborts=True),
+    "drafts, threshold": Group(drafts=True, threshold=True, stops=True, aborts=True),
     "drafts, priority": Group(_PRIORITY, drafts=True, stops=True, aborts=True, priorities=True),
     "async drafts": Group(_ASYNC, drafts=True),
     "async drafts, no prefix cache": Group(_ASYNC | {"enable_prefix_caching": False}, drafts=True, stops=True),
     "async drafts, stops and aborts": Group(_ASYNC, drafts=True, stops=True, aborts=True),
     "async drafts, first chunk": Group(_ASYNC | _FIRST_CHUNK, drafts=True, stops=True, aborts=True),
     "async drafts, priority": Group(_ASYNC | _PRIORITY, drafts=True, stops=True, aborts=True, priorities=True),
+    "async drafts, no chunks": Group(_ASYNC | _WHOLE, drafts=True, stops=True, aborts=True),
+    "async drafts, threshold": Group(_ASYNC, drafts=True, threshold=True, stops=True, aborts=True),
+    "async drafts, all new options": Group(_PRIORITY | _FIRST_CHUNK | _ASYNC, True, True, True, True, drafts=True),
 }
 
 
@@ -163,13 +170,15 @@ def make_case(name: str, seed: int) -> Case:
     if not group.options.get("enable_chunked_prefill", True):
         budget = max(max_num_seqs * (1 + num_drafts), max_model_len + random.randint(0, 8))
     threshold = random.randint(1, max(2, budget // random.choice([2, 8])))
+    if group.drafts and group.threshold:  # vLLM cuts drafts to what the prompts before them leave of a step
+        budget = max(budget, max_num_seqs * (threshold + num_drafts))
     options = Options(
         block_size=block_size,
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
-        long_prefill_token_threshold=threshold if group.threshold else 0,
+        long_prefill_token_threshold=threshold + num_drafts if group.threshold else 0,  # a decode is not cut
         num_speculative_tokens=num_drafts,
         **(_offloading(random, num_blocks) if group.offloads else {}),
         **group.options,

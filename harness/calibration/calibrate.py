@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,9 +39,8 @@ _AT_LIMIT = 1e-3  # of a constant's range
 _PRIOR = 3e-3  # a constant one width from its default must reduce the misfit by this much
 
 
-def calibrate(config: RunConfig, output_dir: Path, loads: Sequence[int] = ()) -> dict[str, Any]:
-    """Fit as `config.calibration` says, write calibration.yaml to `output_dir` and return its content; `loads` as of
-    `make_objective`.
+def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
+    """Fit as `config.calibration` says, write calibration.yaml to `output_dir` and return its content.
 
     Raises:
         TwinServeError: the measured run or the configuration cannot be used.
@@ -50,7 +49,7 @@ def calibrate(config: RunConfig, output_dir: Path, loads: Sequence[int] = ()) ->
     config = simulation_config(config, run)
     system = resolve(config)
     earlier, constants = system.calibration, chosen_constants(system, config.calibration)
-    objective = make_objective(config, system, run, loads)
+    objective = make_objective(config, system, run)
     console = Console()
     for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
         print_line(console, f"! {warning}", "yellow")
@@ -136,7 +135,7 @@ def _data(run: MeasuredRun, part: Part, latency_from: LatencyFrom, num_steps: in
         "data_sha256": run.data_sha256(),
         "requests_sha256": run.requests_sha256(),
         "part": part,
-        "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
+        "num_requests": len(part_of(run.requests, part)),
         "latency_from": latency_from,
         "num_steps": num_steps,
     }

@@ -8,8 +8,7 @@ steps       for runs of our own engine, whose step times are known: root mean sq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -60,11 +59,10 @@ class Objective(NamedTuple):
     residuals: Residuals | None = None
 
 
-def make_objective(config: RunConfig, system: System, run: MeasuredRun, loads: Sequence[int] = ()) -> Objective:
+def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
     """The objective that `calibration.objective` names.
 
-    `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration. `loads`
-    are the numbers of requests of each load in the part of the run, in order; none where there is one load.
+    `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration.
 
     Raises:
         ConfigError: `run` has no step times, or no step of the part was planned as measured.
@@ -73,27 +71,28 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun, loads: S
     if name == "steps":
         return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
     latencies = _latencies(config, system, run)
+    has_loads = "load" in run.requests
 
     def errors(constants: Mapping[str, float]) -> dict[str, float]:
         return errors_of_statistics(*latencies(constants))
 
     def residuals(constants: Mapping[str, float]) -> Floats:
-        found = of_loads(*latencies(constants), loads) if loads else list(errors(constants).values())
+        found = of_loads(*latencies(constants)) if has_loads else list(errors(constants).values())
         return np.array(found) / np.sqrt(len(found))
 
     def misfit(constants: Mapping[str, float]) -> float:
         return float(np.linalg.norm(residuals(constants)))
 
-    of_each = " of each load" if loads else ""
+    of_each = " of each load" if has_loads else ""
     return Objective(f"RMS relative error of TTFT, TPOT, E2EL statistics{of_each}", misfit, errors, residuals=residuals)
 
 
-def of_loads(measured: pd.DataFrame, simulated: pd.DataFrame, loads: Sequence[int]) -> list[float]:
-    """The errors of the statistics of each load that has requests enough for them."""
+def of_loads(measured: pd.DataFrame, simulated: pd.DataFrame) -> list[float]:
+    """The errors of the statistics of each `load` of the measured requests that has requests enough for them."""
     found: list[float] = []
-    for start, end in pairwise(np.cumsum([0, *loads]).tolist()):
-        for name, error in errors_of_statistics(measured.iloc[start:end], simulated.iloc[start:end]).items():
-            if (end - start) * _TAILS.get(name.partition(" ")[2], 1.0) >= _FEWEST:
+    for rows in measured.groupby("load").indices.values():
+        for name, error in errors_of_statistics(measured.iloc[rows], simulated.iloc[rows]).items():
+            if len(rows) * _TAILS.get(name.partition(" ")[2], 1.0) >= _FEWEST:
                 found.append(error)
     return found
 
@@ -106,7 +105,7 @@ def errors_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> dic
 
 
 def _latencies(config: RunConfig, system: System, run: MeasuredRun) -> Latencies:
-    rows, latency_from = part_of(len(run.requests), config.calibration.part), config.validation.latency_from
+    rows, latency_from = part_of(run.requests, config.calibration.part), config.validation.latency_from
     measured = with_latencies(run.requests, latency_from).iloc[rows]
     kept, asynchronous = _kept(system), system.scheduler.async_scheduling
 

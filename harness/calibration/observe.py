@@ -1,16 +1,16 @@
 """task=observe: drives a server with a few loads, fits what can be seen from outside, and predicts a load not fitted.
 
-    probe                 max_num_seqs clients: the requests/s that the server can serve
-    ladder, first half    0.2, 0.5 and 0.8 of that; constants are fitted to the statistics of each of these loads, in
-                          other things as task=calibrate does
-    ladder, second half   0.65 of that; these requests are predicted, as task=validate does
+    probe            max_num_seqs clients: the requests/s that the server can serve
+    fitted loads     0.2, 0.5 and 0.8 of that; constants are fitted to the statistics of each of these loads, in other
+                     things as task=calibrate does
+    held-out load    0.65 of that; these requests are predicted, as task=validate does
 
-The ladder is one measured run, in the folder `measured`.
+Fitted and held-out loads take turns (`harness.calibration.ladder`). All of them are one measured run, in the folder
+`measured`, whose ladder.csv says which requests are of which load.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +22,13 @@ import pandas as pd
 from rich.console import Console
 
 from harness.calibration.calibrate import calibrate
+from harness.calibration.ladder import FITTED, HELD_OUT, MOST, PROBE, make_ladder
 from harness.config import PoissonArrival, RunConfig, SimEngine
 from harness.engines.endpoint.engine import EndpointEngine
 from harness.engines.resolving.system import resolve
-from harness.errors import ConfigError
 from harness.record.progress_bar import Terminal
 from harness.results.compared_names import NAMES
-from harness.results.stored.files import CALIBRATION, MEASURED
-from harness.results.tables import Floats
+from harness.results.stored.files import CALIBRATION, LADDER, MEASURED, write_whole
 from harness.results.terminal import print_line
 from harness.studies.outcome import Given
 from harness.studies.run import serve
@@ -39,9 +38,6 @@ from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.costs.constants import ONLY_IF_NAMED
 
-_PROBE, _LADDER = 0.2, 0.65  # of the time; the rest is for the last answers
-_FITTED, _HELD_OUT = (0.2, 0.5, 0.8), 0.65  # loads, as shares of what the probe found
-_MOST, _FEWEST = 2000, 20  # requests of each half
 _FEW_HITS = 0.02  # shares of prompt tokens that were cached: short prompts begin alike by chance
 _KNOWN = (
     "the server knew prompts of this run, which a simulation does not: empty its prefix cache (engine.reset_cache=true "
@@ -51,8 +47,8 @@ _OF_PROFILES = ("step_overhead_us", *ONLY_IF_NAMED)
 
 
 def observe(config: RunConfig, folder: Path, given: Sequence[str] = ()) -> dict[str, Any]:
-    """Drive the server, and leave in `folder` the measured run, calibration.yaml and the validation of the second half;
-    returns the content of validation.json. `given` are the overrides that made `config`.
+    """Drive the server, and leave in `folder` the measured run, calibration.yaml and the validation of the held-out
+    load; returns the content of validation.json. `given` are the overrides that made `config`.
 
     Raises:
         TwinServeError: the server, the trace or the configuration cannot be used.
@@ -60,36 +56,42 @@ def observe(config: RunConfig, folder: Path, given: Sequence[str] = ()) -> dict[
     console = Console()
     simulated = config.model_copy(update={"engine": SimEngine(), "task": "calibrate"})
     constants = config.calibration.constants or _seen_from_outside(simulated)
-    probe_s = _PROBE * config.observe.time_s
+    probe_s = PROBE * config.observe.time_s
     print_line(console, f"probe: {config.max_num_seqs} clients for at most {probe_s:,.0f} s")
-    rate, num_rows = _probed(config, probe_s)
-    times = ladder(rate, config.observe.time_s, num_rows // 2, np.random.default_rng(config.seed))
-    loads = ", ".join(f"{share * rate:.3g}" for share in (*_FITTED, _HELD_OUT))
+    rate, answer_s, num_rows = _probed(config, probe_s)
+    rng = np.random.default_rng(config.seed)
+    times, slices = make_ladder(rate, answer_s, config.observe.time_s, num_rows // 2, rng)
+    *fitted, held_out = (f"{share * rate:.3g}" for share in (*FITTED, HELD_OUT))
     print_line(console, f"the server serves about {rate:.3g} requests/s")
-    print_line(console, f"ladder: {len(times):,} requests in {times[-1]:,.0f} s, at {loads} requests/s")
+    print_line(
+        console,
+        f"ladder: {len(times):,} requests in {times[-1]:,.0f} s, in {len(slices)} slices that take turns: "
+        f"{', '.join(fitted)} requests/s (fitted) and {held_out} (held out)",
+    )
     trace, config = _first(config, len(times))
     config = config.model_copy(update={"arrival": PoissonArrival(rate=len(times) / times[-1])})
     run = serve(config, trace, OpenLoop(np.rint(times * 1e9).astype(np.int64)), Terminal(config, console))
     replace(run, given=Given(given)).save(folder / MEASURED)
+    write_whole(folder / MEASURED / LADDER, lambda path: slices.to_csv(path, index=False))
     run.check(folder / MEASURED)
     if run.summary["prompts_share"] is False and (run.summary["prefix_cache_hit_rate"] or 0) > _FEW_HITS:
         print_line(console, f"! {_KNOWN}", "yellow")
-    fitted, document = _fitted_and_scored(simulated, constants, folder, fitted_loads(len(times) // 2))
-    for line in conclusion(fitted, document, folder / CALIBRATION, run.result.num_blocks):
+    fit, document = _fitted_and_scored(simulated, constants, folder)
+    for line in conclusion(fit, document, folder / CALIBRATION, run.result.num_blocks):
         print_line(console, line)
     return document
 
 
 def _fitted_and_scored(
-    config: RunConfig, constants: tuple[str, ...], folder: Path, loads: Sequence[int]
+    config: RunConfig, constants: tuple[str, ...], folder: Path
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The contents of calibration.yaml, of the first half, and of validation.json, of the second."""
-    fit = {"part": "first_half", "objective": "statistics", "constants": constants}
+    """The contents of calibration.yaml, of the fitted loads, and of validation.json, of the held-out one."""
+    fit = {"part": "fitted", "objective": "statistics", "constants": constants}
     validation = config.validation.model_copy(update={"measured": f"run:{folder / MEASURED}"})
     updates = {"validation": validation, "calibration": config.calibration.model_copy(update=fit)}
-    fitted = calibrate(config.model_copy(update=updates), folder, loads)
+    fitted = calibrate(config.model_copy(update=updates), folder)
     cost = config.cost.model_copy(update={"calibration": str(folder / CALIBRATION)})
-    validation = validation.model_copy(update={"score": "second_half"})
+    validation = validation.model_copy(update={"score": "held_out"})
     return fitted, validate(config.model_copy(update={"validation": validation, "cost": cost}), folder)
 
 
@@ -101,12 +103,13 @@ def _seen_from_outside(config: RunConfig) -> tuple[str, ...]:
     return tuple(name for name in system.constants() if name != "front_end_token_us" or system.cost.kind != "linear")
 
 
-def _probed(config: RunConfig, time_s: float) -> tuple[float, int]:
-    """The requests/s that the server can serve, and the number of requests that the trace has for a ladder.
+def _probed(config: RunConfig, time_s: float) -> tuple[float, float, int]:
+    """The requests/s that the server can serve, how long an answer takes then in s, and the number of requests that the
+    trace has for a ladder.
 
     The prompts are of another seed than those of the ladder, which are to find none of them in the prefix cache.
     """
-    trace, config = _first(config.model_copy(update={"seed": config.seed + 1}), 2 * _MOST)
+    trace, config = _first(config.model_copy(update={"seed": config.seed + 1}), 2 * MOST)
     engine = EndpointEngine(config, trace, ClosedLoop(len(trace.rows), config.max_num_seqs))
     timer = threading.Timer(time_s, engine.stop)
     try:
@@ -117,7 +120,9 @@ def _probed(config: RunConfig, time_s: float) -> tuple[float, int]:
     finally:
         timer.cancel()
         engine.close()
-    return tokens_per_s(requests, end_s / 3, end_s) / float(trace.rows["num_output_tokens"].mean()), len(trace.rows)
+    rate = tokens_per_s(requests, end_s / 3, end_s) / float(trace.rows["num_output_tokens"].mean())
+    answer_s = (requests["finish_time"].fillna(end_s) - requests["arrival_time"]).mean()
+    return rate, float(answer_s), len(trace.rows)
 
 
 def tokens_per_s(requests: pd.DataFrame, start_s: float, end_s: float) -> float:
@@ -138,53 +143,28 @@ def _first(config: RunConfig, count: int) -> tuple[Trace, RunConfig]:
     return load_trace(config.trace, seed=config.seed, with_times=False), config
 
 
-def ladder(rate: float, time_s: float, most: int, rng: np.random.Generator) -> Floats:
-    """Arrival times in s of Poisson processes one after the other, half of the requests fitted and half held out.
-
-    `time_s` is the time of the whole task, and `most` the requests of a half that there are.
-
-    Raises:
-        ConfigError: there is too little time, or there are too few requests.
-    """
-    if not rate > 0:
-        raise ConfigError(
-            f"task=observe: the server answered no request within {_PROBE * time_s:,.3g} s: give "
-            f"observe.time_s={math.ceil(10 * time_s)}"
-        )
-    request_s = (len(_FITTED) / sum(_FITTED) + 1 / _HELD_OUT) / _LADDER / rate  # of one in each half
-    half = min(int(time_s / request_s), _MOST, most)
-    if half < _FEWEST:
-        needed = "a longer trace" if most < _FEWEST else f"observe.time_s={math.ceil(_FEWEST * request_s)}"
-        raise ConfigError(
-            f"task=observe: {2 * half} requests at {rate:.3g} requests/s, and {2 * _FEWEST} are needed: give {needed}"
-        )
-    gaps = rng.standard_exponential(2 * half) / np.repeat((*_FITTED, _HELD_OUT), (*fitted_loads(half), half)) / rate
-    return np.cumsum(gaps) - gaps[0]
-
-
-def fitted_loads(half: int) -> list[int]:
-    """How many of the requests of the first half have each of its loads, which last equally long."""
-    counts = [round(half * share / sum(_FITTED)) for share in _FITTED[:-1]]
-    return [*counts, half - sum(counts)]
-
-
 def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Path, num_blocks: int | None) -> list[str]:
-    """The errors of both halves, and what a simulation of this server is given."""
+    """The errors of the fitted loads and of the held-out one, how far the server itself varied, and what a simulation
+    of this server is given."""
     first = {name: 100 * error for name, error in fitted["objective"]["errors_after"].items()}
     second = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
+    noise = {f"{row['metric']} {row['statistic']}": row["noise_floor_pct"] for row in held_out["errors"]}
     pool = f" num_blocks={num_blocks}" if num_blocks else ""
     return [
-        f"first half, fitted: {_listed(first)}",
-        f"second half, not fitted: {_listed(second)}",
+        f"fitted loads: {_listed(first)}",
+        f"held-out load: {_listed(second, noise)}",
         f"use it with: cost.calibration={path}{pool}",
     ]
 
 
-def _listed(errors: Mapping[str, float | None]) -> str:
-    """The medians and p90 of `errors`, in percent, but those that are undefined, as of a measured value of 0."""
-    return ", ".join(
-        f"{NAMES[metric]} {label} {error:+.1f} %"
-        for metric in ("ttft", "tpot", "e2el")
-        for statistic, label in (("median", "p50"), ("p90", "p90"))
-        if (error := errors.get(f"{metric} {statistic}")) is not None
-    )
+def _listed(errors: Mapping[str, float | None], noise: Mapping[str, float | None] | None = None) -> str:
+    """The medians and p90 of `errors`, in percent, with their noise; but those that are undefined, as of a measured
+    value of 0."""
+    found = []
+    for metric in ("ttft", "tpot", "e2el"):
+        for statistic, label in (("median", "p50"), ("p90", "p90")):
+            name = f"{metric} {statistic}"
+            if (error := errors.get(name)) is not None:
+                floor = (noise or {}).get(name)
+                found.append(f"{NAMES[metric]} {label} {error:+.1f}{f' ± {floor:.1f}' if floor is not None else ''} %")
+    return ", ".join(found)

@@ -8,7 +8,6 @@ from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.changes import check_changes
 from harness.config.schema.endpoint import OpenAIEngine
 from harness.config.schema.fleet import AlikeFleet, check_pools, check_ranks, check_stages, check_whole_experts
-from harness.config.schema.metrics import SloConfig
 from harness.config.schema.speculation import check_fits
 from harness.config.schema.system import RealEngineConfig
 from harness.config.schema.tasks.needs import check_measured, check_profile, check_searches, check_serving, check_sinks
@@ -202,7 +201,7 @@ def _check_fleet(config: RunKeys) -> None:
     check_changes(
         config.failures, config.autoscaler, config.fleet, config.num_servers, replicas=config.replicas,
         is_plain=config.engine.kind == "sim" and alone and config.data_parallel_size == 1 and not config.tiers.is_on,
-        has_slo=config.metrics.slo != SloConfig(percentile=config.metrics.slo.percentile),
+        slo=config.metrics.slo,
     )  # fmt: skip
     check_stages(config.pipeline_parallel_size, most, config.engine, config.scheduler, config.tiers, config.cost)
 

@@ -42,7 +42,8 @@ class MeasuredRun:
         requests: one row per row of `trace`, all finished, with columns as in the requests table of
             `harness.results.tables`: `TIMES`, ttft, tpot, e2el, queue_time (s); num_prompt_tokens,
             num_requested_tokens, num_output_tokens, num_cached_tokens, num_preemptions. `queued_time` is when the
-            scheduler first saw the request, between two steps. A column that the format lacks is NaN.
+            scheduler first saw the request, between two steps. A column that the format lacks is NaN. Of what
+            task=observe measured also slice (from 0), load (requests/s) and held_out.
         series: time, and num_running, num_waiting, kv_cache_usage (share) at that time. A column that the format lacks
             is NaN; the table is empty where the format records nothing over time.
         settings: settings of the engine that the format records.

@@ -6,8 +6,10 @@ from __future__ import annotations
 import reprlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from harness.config import RunConfig, load
@@ -160,6 +162,9 @@ def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     requests = requests_table(columns)
     check_order(path / results.REQUESTS, requests)
     rows = finished["source_row"].to_numpy()[requests["row"].to_numpy()]
+    ladder = path / results.LADDER
+    if ladder.is_file():
+        requests = requests.assign(**_loads(ladder, rows, len(result.requests)))
     trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     lost = len(result.requests) - len(finished)
     notes = [f"{lost} requests that failed are left out; the server had them beside the others"] if lost else []
@@ -180,7 +185,7 @@ def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         kind="run",
         source=str(path),
         engine=f"{result.meta.get('model')}, {result.meta.get('device')}",
-        data_files=(path / results.REQUESTS,),
+        data_files=(path / results.REQUESTS, *([ladder] if ladder.is_file() else [])),
         trace=trace,
         requests=requests,
         series=series[series["time"] >= 0],
@@ -188,6 +193,18 @@ def _seen(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         notes=tuple(notes),
         kv_tokens=None if pool is None else pool * result.block_size,
     )
+
+
+def _loads(path: Path, rows: npt.NDArray[np.int64], count: int) -> dict[str, Any]:
+    """Columns of `rows` of the `count` requests that task=observe sent: slice, load (requests/s), held_out."""
+    try:
+        slices = pd.read_csv(path, dtype={"load": float, "held_out": bool, "num_requests": int})
+        if slices["num_requests"].sum() != count:
+            raise ValueError(f"of {slices['num_requests'].sum():,} requests, and {count:,} were sent")
+        number = np.repeat(np.arange(len(slices)), slices["num_requests"])[rows]
+        return {"slice": number, **{name: slices[name].to_numpy()[number] for name in ("load", "held_out")}}
+    except (OSError, ValueError, LookupError) as error:
+        raise MeasuredRunError(f"{path}: {error}") from error
 
 
 def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarray, total: int) -> Trace:

@@ -123,6 +123,8 @@ class PlanLog:
 
     def add_request(self, request: Request, status: int) -> None:
         """Add the row of a request that has ended, or been given up."""
+        if request.loading_time:
+            self.transfers.parked_ns[request.request_id] = request.loading_time
         self.requests.frombytes(request_row(request, status))
 
     def keep(self, num_plans: int) -> None:

@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from harness.config.schema.tasks.validation import Part
+from harness.errors import ConfigError
 from harness.results.statistics.latencies import LATENCIES
+from harness.results.tables import Floats
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 PER_REQUEST = ("ttft", "e2el")  # latencies whose error is also taken request by request
@@ -25,29 +28,57 @@ UNITS = {
     "cached_tokens": "",
     "prefix_cache_hit_rate": "share",
 }
+PARTS = {
+    "first_half": "first half of the requests",
+    "second_half": "second half of the requests",
+    "fitted": "fitted loads",
+    "held_out": "held-out load",
+}
 Values = Mapping[tuple[str, str], float]
 
 
-def part_of(num_requests: int, part: Part) -> slice:
-    """The rows of a part of the requests, which are in order of arrival."""
-    half = num_requests // 2
-    return {"all": slice(None), "first_half": slice(half), "second_half": slice(half, None)}[part]
+def part_of(requests: pd.DataFrame, part: Part) -> npt.NDArray[np.int64]:
+    """The rows of a part of `requests`, which have the columns of `MeasuredRun.requests`.
+
+    Raises:
+        ConfigError: `part` is one of loads, and task=observe did not measure the run.
+    """
+    rows = np.arange(len(requests))
+    if part in ("fitted", "held_out"):
+        if "held_out" not in requests:
+            raise ConfigError(f"{part}: this run has no loads to tell apart; those that task=observe measured have")
+        return rows[requests["held_out"].to_numpy() == (part == "held_out")]
+    half = len(requests) // 2
+    return {"all": rows, "first_half": rows[:half], "second_half": rows[half:]}[part]
+
+
+def is_in_part(times: Floats, arrivals: Floats, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether the last request that had arrived at each time is one of `rows`; before the first one, that is meant."""
+    last = np.searchsorted(arrivals, times, side="right") - 1
+    return np.isin(np.maximum(last, 0), rows)
 
 
 def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Values by metric and statistic over the finished requests; NaN where the table lacks the data.
 
-    Latencies are in ms; the duration is in s, from the first arrival to the last token. `requests` has the columns of
+    Latencies are in ms; the duration is in s, from the first arrival to the last token. It and throughputs are unknown
+    of slices of several loads. `requests` has the columns of
     `MeasuredRun.requests`.
     """
     finished = requests[(requests["status"] == "finished").to_numpy()]
     out: dict[tuple[str, str], float] = {}
     for name in LATENCIES:
-        values = finished[name].dropna().to_numpy(dtype=np.float64) * 1e3
-        cuts = np.percentile(values, [50, 90, 95, 99]) if len(values) else np.full(4, math.nan)
-        mean = float(values.mean()) if len(values) else math.nan
-        out |= {(name, key): value for key, value in zip(STATISTICS, [mean, *cuts.tolist()], strict=True)}
-    return out | _throughput(finished) | _decisions(finished)
+        found = latency_statistics(finished[name].to_numpy(dtype=np.float64) * 1e3)
+        out |= {(name, key): value for key, value in zip(STATISTICS, found, strict=True)}
+    return out | ({} if "slice" in requests else _throughput(finished)) | _decisions(finished)
+
+
+def latency_statistics(values: Floats) -> list[float]:
+    """The `STATISTICS` of values, of which those that are NaN are left out; NaN without any."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return [math.nan] * len(STATISTICS)
+    return [float(values.mean()), *np.percentile(values, [50, 90, 95, 99]).tolist()]
 
 
 def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = ()) -> pd.DataFrame:

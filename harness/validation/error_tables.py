@@ -20,6 +20,7 @@ from harness.results.stored.files import (
     ERRORS,
     MEASURED,
     SIMULATED,
+    SLICES,
     VALIDATED_LATENCIES,
     VALIDATED_LEVELS,
     VALIDATED_STEPS,
@@ -28,7 +29,9 @@ from harness.results.stored.files import (
     write_whole,
 )
 from harness.results.terminal import print_line
+from harness.validation.error_statistics import PARTS
 from harness.validation.side_by_side import Validation
+from harness.validation.slices import drift
 
 _STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}
 _SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")
@@ -56,6 +59,7 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "scored_on_fitted_data": validation.on_fitted_data,
             "errors": errors,
             "levels": validation.levels,
+            "slices": None if validation.slices is None else drift(validation.slices),
             "steps": validation.steps[0].summary() if validation.steps else None,
             "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
             "warnings": validation.warnings,
@@ -64,6 +68,8 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
         }
     )
     _write_tables(validation, folder)
+    if (slices := validation.slices) is not None:
+        write_whole(folder / SLICES, lambda path: slices.to_csv(path, index=False))
     write_errors(validation.errors, document, folder)
     return dict(document)
 
@@ -106,6 +112,8 @@ def print_validation(validation: Validation, console: Console) -> None:
         for number, other in enumerate(others, 1):
             print_line(console, f"repeat {number} {_replayed(other)}", "dim")
         console.print()
+    if validation.slices is not None:
+        print_line(console, drift(validation.slices)["text"])
     if validation.on_fitted_data:
         assert validation.fitted is not None
         text = f"! SCORED ON FITTED DATA: {validation.fitted.path} was fitted on requests that are scored here"
@@ -117,7 +125,7 @@ def print_validation(validation: Validation, console: Console) -> None:
 def _headline(validation: Validation) -> Text:
     run, settings = validation.run, validation.config.validation
     scored = f"{len(validation.measured):,} of {len(run.requests):,} requests"
-    part = "" if settings.score == "all" else f" ({settings.score.replace('_', ' ')})"
+    part = "" if settings.score == "all" else f" ({PARTS[settings.score]})"
     text = Text.assemble(("MEASURED", "bold green"), f"  {run.engine} · {run.source}\n")
     text.append("SIMULATED", "bold cyan")
     config = validation.config

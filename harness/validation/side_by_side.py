@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from harness.config import RunConfig
@@ -13,8 +14,17 @@ from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.measured.own_run import SAMPLES, sample_steps
 from harness.results.tables import Floats, Ints, RunResult
-from harness.validation.error_statistics import align, comparison, part_of, statistics, with_request_errors
+from harness.validation.error_statistics import (
+    PARTS,
+    align,
+    comparison,
+    is_in_part,
+    part_of,
+    statistics,
+    with_request_errors,
+)
 from harness.validation.simulated_run import simulated_requests
+from harness.validation.slices import slice_table, with_noise_of_slices
 from harness.validation.step_errors import StepReplay
 from simulator.calibration import Calibration
 from simulator.system import System
@@ -37,6 +47,7 @@ class Validation:
         fitted: the calibration that the simulation used; None without one.
         on_fitted_data: whether a constant was fitted to requests that are scored here.
         warnings: what a reader of the comparison must know.
+        slices: as of `slice_table`, of what task=observe measured; None of other runs.
     """
 
     config: RunConfig
@@ -53,6 +64,7 @@ class Validation:
     fitted: Calibration | None
     on_fitted_data: bool
     warnings: list[str] = field(default_factory=list)
+    slices: pd.DataFrame | None = None
 
     def subtitle(self) -> str:
         """What was measured, what was simulated, and which requests are scored, on one line."""
@@ -60,7 +72,7 @@ class Validation:
         config = self.config
         parts.append(f"SIMULATED: {config.model.name} on {config.device.name}, cost {self.cost}")
         if config.validation.score != "all":
-            parts.append(f"{config.validation.score.replace('_', ' ')} of the requests")
+            parts.append(PARTS[config.validation.score])
         if self.on_fitted_data:
             parts.append("SCORED ON FITTED DATA")
         return " · ".join(parts)
@@ -77,8 +89,9 @@ def compare(
 ) -> Validation:
     """Compare `run`, with the noise of `repeats`, with the `result` of simulating `config` as `system`."""
     settings, fitted = config.validation, system.calibration
-    rows = part_of(len(run.requests), settings.score)
-    tables = [with_latencies(each.requests, settings.latency_from).iloc[rows] for each in (run, *repeats)]
+    rows = part_of(run.requests, settings.score)
+    whole = [with_latencies(each.requests, settings.latency_from) for each in (run, *repeats)]
+    tables = [each.iloc[rows] for each in whole]
     simulated = simulated_requests(
         result.requests, result.steps, settings.latency_from, asynchronous=config.scheduler.async_scheduling
     )
@@ -86,10 +99,12 @@ def compare(
     others = [statistics(table) for table in tables[1:]]
     errors = comparison(statistics(measured), statistics(scored), others)
     errors = with_request_errors(errors, measured, scored, tables[1:])
+    slices = slice_table(whole[0], simulated) if "slice" in measured else None
+    if slices is not None and not repeats:
+        errors = with_noise_of_slices(errors, measured, scored)
     measured_levels = _levels(run)
     if settings.score != "all":
-        first, last = measured["arrival_time"].min(), measured["arrival_time"].max()
-        measured_levels = measured_levels[measured_levels["time"].between(first, last)]
+        measured_levels = measured_levels[_is_scored(run, measured_levels["time"], rows)]
     times = measured_levels["time"].to_numpy()
     simulated_levels = sample_steps(result.steps, result.pool_blocks, times)
     simulated_levels = simulated_levels.assign(num_unfinished=_unfinished(simulated, times))
@@ -109,7 +124,15 @@ def compare(
         on_fitted_data=fitted is not None
         and any(fitted.was_fitted_on(each.data_sha256(), settings.score) for each in (run, *repeats)),
         warnings=warnings,
+        slices=slices,
     )
+
+
+def _is_scored(run: MeasuredRun, times: pd.Series, rows: Ints) -> npt.NDArray[np.bool_]:
+    """At which of the times the scored requests are those that arrive."""
+    arrivals = run.requests["arrival_time"].to_numpy()
+    first, last = arrivals[rows].min(), arrivals[rows].max()
+    return times.between(first, last).to_numpy() & is_in_part(times.to_numpy(), arrivals, rows)
 
 
 def _levels(run: MeasuredRun) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from harness.config.schema.tasks.validation import Part
 from harness.engines.simulated import SimulatedEngine
 from harness.measured.measured_run import MeasuredRun, handover_steps, whole_ns
 from harness.results.tables import DECISIONS, Floats
+from harness.validation.error_statistics import is_in_part, part_of
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, rows_of
 from simulator.costs.cost import CostModel
@@ -124,9 +125,8 @@ def as_delivered(run: MeasuredRun) -> tuple[Trace, npt.NDArray[np.int64]]:
 
 def _in_part(run: MeasuredRun, start_s: Floats, part: Part) -> npt.NDArray[np.bool_]:
     assert run.own is not None
-    middle = run.own.rows[len(run.own.rows) // 2]
-    boundary = float(run.own.result.requests["arrival_time"].iloc[middle])
-    return {"all": start_s >= 0, "first_half": start_s < boundary, "second_half": start_s >= boundary}[part]
+    arrivals = run.own.result.requests["arrival_time"].to_numpy()[run.own.rows]
+    return is_in_part(start_s, arrivals, part_of(run.requests, part))
 
 
 def _deliveries(run: MeasuredRun) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

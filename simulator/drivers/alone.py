@@ -20,6 +20,7 @@ def run_alone(replica: Replica) -> int:
             wake_at = replica.wake_ns()
             if wake_at == NEVER:
                 break
+            assert wake_at >= now, "time does not run back"
             now = wake_at
             continue
         plan, now = replica.finish(plan, now, replica.price(plan, now))

@@ -184,10 +184,11 @@ def check_texts(table: str, texts: pd.Series[Any]) -> None:
 
 def _check_texts(column: str, texts: list[Any], rows: Any = None) -> None:
     """As `check_texts`; `rows` are the numbers of the rows, by default from 0."""
-    wrong = [row for row, value in enumerate(texts) if not isinstance(value, str)]
+    wrong = [row for row, value in enumerate(texts) if not isinstance(value, str) or "\0" in value]
     if wrong:
-        number = wrong[0] if rows is None else int(rows[wrong[0]])
-        raise ProfileError(f"{column}={texts[wrong[0]]} in row {number + 1}: must be text")
+        number, value = wrong[0] if rows is None else int(rows[wrong[0]]), texts[wrong[0]]
+        told = repr(value) if isinstance(value, str) else value  # numpy does not tell a text from the same with NUL
+        raise ProfileError(f"{column}={told} in row {number + 1}: must be text")
 
 
 def check_numbers(

@@ -44,6 +44,7 @@ NOT_RUN = {
     "trace=weka": "needs recordings of coding agents; tests/harness/workload/readers has some",
     "trace.window=[86400": "needs a trace of two days; tests/harness/workload/readers/test_columns.py has windows",
     "trace.path=day.csv": "needs what ServeGen draws; tests/harness/workload/readers has such rows",
+    "sinks=": "needs MLflow, Weights & Biases or a collector; tests/harness/sinks has stand-ins",
     "hf://": "needs the Hugging Face Hub",
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
     "tensor_parallel_size=1,2": "the same as the command after it, with more jobs",

@@ -104,6 +104,11 @@ def test_the_process_ends_with_the_line_and_the_code_alone(tmp_path: Path) -> No
     assert done.stderr.startswith("error: blok_size: unknown key")
 
 
+def test_the_version_is_our_own(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("--version") == 0
+    assert capsys.readouterr().out.startswith("TwinServe ")
+
+
 def test_help_needs_no_working_directory_and_explains_the_groups(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,10 +90,9 @@ class Need:
             self._look(self)
         return self._blocks
 
-    def join(self, others: Need) -> None:
-        """Let it be the need of `others` too, who come before it."""
-        self.seats += others.seats
-        self._blocks = self.blocks + others.blocks
+    def add(self, num_blocks: int) -> None:
+        """Let it have to leave so many free blocks to others."""
+        self._blocks = self.blocks + num_blocks
 
 
 class Needs:

@@ -146,7 +146,9 @@ class RaggedDecodes(Decodes):
         return int(entry.parts[_DRAFTED, self.clock.step - entry.position.joined])
 
     def num_found(self, sequence: Sequence) -> int:
-        return self._length(sequence, -1) if sequence in self._entries else self._found[sequence]
+        if sequence in self._entries:
+            return self._length(sequence, -1)
+        return self._found.get(sequence, sequence.num_tokens - 1)
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return self._due(0)

@@ -74,7 +74,7 @@ class UnforeseenDecodes(Decodes):
         return min(self._num_drafts, self._longest - 1 - sequence.num_tokens)
 
     def num_found(self, sequence: Sequence) -> int:
-        return sequence.num_tokens - self._gains[sequence]
+        return sequence.num_tokens - self._gains.get(sequence, 1)
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return self._due

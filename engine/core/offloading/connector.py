@@ -39,7 +39,8 @@ class Connector:
         self._block_size = block_size
         self._chunk_tokens = block_size * rules.chunk_blocks
         self._states: defaultdict[Sequence, SequenceState] = defaultdict(SequenceState)
-        self._loading: dict[Sequence, bool] = {}  # and whether the load is done
+        self._loading: dict[Sequence, int] = {}  # and since when
+        self._landed: set[Sequence] = set()  # those of them whose load is done
         self._chunks_loaded: set[int] = set()  # by the loads that are under way
         # Ended since the last plan, and giving way with the last token under way: tokens to store, and known ones.
         self._ended: dict[Sequence, tuple[int, int]] = {}
@@ -87,7 +88,7 @@ class Connector:
             return None if must_wait else 0
         return None if any(chunk in self._chunks_loaded for chunk in chunks[:num_chunks]) else num_found
 
-    def begin_load(self, sequence: Sequence, num_local: int) -> None:
+    def begin_load(self, sequence: Sequence, num_local: int, now: int) -> None:
         """Load what `look` has found: `sequence` has blocks for it behind its first `num_local` tokens."""
         size, state = self._chunk_tokens, self._states[sequence]
         end = sequence.num_computed_tokens // size
@@ -98,20 +99,18 @@ class Connector:
         state.jobs.add(job.number)
         state.next_chunk = end
         self._chunks_loaded.update(wanted)
-        self._loading[sequence] = False
+        self._loading[sequence] = now
         self._allocated.update(sequence.block_table)
-
-    def is_loading(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence holds blocks for what was or is being loaded."""
-        return sequence in self._loading
 
     def has_landed(self, sequence: Sequence) -> bool:
         """Whether what a sequence loads is there."""
-        return self._loading[sequence]
+        return sequence in self._landed
 
-    def admit(self, sequence: Sequence) -> None:
-        """A sequence has entered a step."""
-        self._loading.pop(sequence, None)
+    def admit(self, sequence: Sequence, now: int) -> None:
+        """A sequence enters the step that is planned `now`."""
+        if (since := self._loading.pop(sequence, None)) is not None:
+            self._landed.remove(sequence)
+            sequence.request.loading_time += now - since
         self._states[sequence].num_blocks = 0
 
     # -- to the host ----------------------------------------------------------------------------------------------
@@ -133,7 +132,9 @@ class Connector:
         self._ended[sequence] = min(self._num_storable(sequence), num_known), num_known
         if sequence.block_table:
             state.table = sequence.block_table[: state.num_blocks]
-        is_loading = not self._loading.pop(sequence, True)
+        is_loading = sequence in self._loading and sequence not in self._landed
+        self._loading.pop(sequence, None)
+        self._landed.discard(sequence)
         return is_loading or state.has_stored
 
     def _num_storable(self, sequence: Sequence) -> int:
@@ -165,7 +166,8 @@ class Connector:
         for state in given_up:
             self.jobs.flush(state.jobs)
         for job in self.jobs.under_way.values():
-            if job.is_store and job.sequence in self._states and self._has_ended(job.sequence):
+            state = self._states[job.sequence]
+            if job.is_store and (job.sequence in self._ended or state.is_told):
                 self._flush_if_reused(job)
         if self.rules.by_request:
             new = [s for s in admitted if not s.num_preemptions]
@@ -251,7 +253,7 @@ class Connector:
         self.cache.end_read(job.chunks)
         self._chunks_loaded.difference_update(job.chunks)
         if job.sequence in self._loading:
-            self._loading[job.sequence] = True
+            self._landed.add(job.sequence)
         else:
             loaded.append(job.sequence)
 
@@ -272,9 +274,6 @@ class Connector:
         size, hashes = self.rules.chunk_blocks, self._hashes_of(sequence, num_tokens // self._block_size)
         return hashes[size - 1 : num_tokens // self._chunk_tokens * size : size]
 
-    def _has_ended(self, sequence: Sequence) -> bool:
-        return sequence in self._ended or self._states[sequence].is_told
-
     def _forget(self, sequence: Sequence, state: SequenceState) -> None:
         if state.is_over:
             self._states.pop(sequence, None)
@@ -290,7 +289,8 @@ class Connector:
         assert sorted(numbers) == sorted(jobs), "a job belongs to no sequence"
         loads = [job for job in jobs.values() if not job.is_store]
         assert self._chunks_loaded == {chunk for job in loads for chunk in job.chunks}
-        assert {job.sequence for job in loads} >= {s for s, is_done in self._loading.items() if not is_done}
+        assert {job.sequence for job in loads} >= self._loading.keys() - self._landed
+        assert self._landed <= self._loading.keys()
         written = {chunk for state in states.values() for chunk in state.unfindable}
         if not self.rules.by_request:
             written = {chunk for job in jobs.values() if job.is_store for chunk in job.chunks}

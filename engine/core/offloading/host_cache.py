@@ -31,6 +31,7 @@ class HostCache:
         self._places: dict[int, int] = {}  # by hash
         self._readers: dict[int, int] = {}  # by hash; how many transfers read the chunk, or that it is being written
         self._recency: Recency = RECENCIES[recency]()
+        self._num_idle = 0
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._places
@@ -58,6 +59,7 @@ class HostCache:
         for chunk in chunks:
             if not self._readers[chunk]:
                 self._recency.become_busy(chunk)
+                self._num_idle -= 1
             self._readers[chunk] += 1
         self._recency.access(chunks, sequence)
         return [self._places[chunk] for chunk in chunks]
@@ -67,6 +69,7 @@ class HostCache:
             self._readers[chunk] -= 1
             if not self._readers[chunk]:
                 self._recency.become_idle(chunk)
+                self._num_idle += 1
 
     def begin_write(self, chunks: abc.Mapping[int, int], sequence: Sequence) -> Store | None:
         """Places for those of `chunks` that are not cached; None where too few can be evicted, and then none is."""
@@ -79,6 +82,7 @@ class HostCache:
             evicted = self._choose(num_evicted, chunks)
             if evicted is None:
                 return None
+            self._num_idle -= num_evicted
             for chunk in evicted:
                 self._recency.remove(chunk)
                 del self._readers[chunk]
@@ -101,12 +105,15 @@ class HostCache:
             if self._readers.get(chunk) == _BEING_WRITTEN:
                 self._readers[chunk] = 0
                 self._recency.become_idle(chunk)
+                self._num_idle += 1
 
     def end(self, sequence: Sequence) -> None:
         """`sequence` has ended, and all that is stored of it was asked for."""
         self._recency.end(sequence)
 
     def _choose(self, count: int, spared: abc.Container[int]) -> list[int] | None:
+        if count > self._num_idle:  # steps that find no room ask again and again
+            return None
         chosen = []
         idle = self._recency.idle()
         for chunk in idle:
@@ -131,3 +138,4 @@ class HostCache:
         assert {chunk for chunk, count in self._readers.items() if count == _BEING_WRITTEN} == written
         evictable = [chunk for chunk in self._recency.idle() if not self._readers[chunk]]
         assert len(evictable) == len({*evictable}) == list(self._readers.values()).count(0), "who is idle is not known"
+        assert self._num_idle == len(evictable), "who is idle is miscounted"

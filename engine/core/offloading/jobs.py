@@ -14,14 +14,12 @@ class Job(NamedTuple):
 
     Attributes:
         number: names the job.
-        asked_at: when the step was planned that asked for it.
         chunks: their hashes.
         blocks: of the device, `chunk_blocks` for each chunk; fewer for a load of which the device has the first.
         places: on the host, one for each chunk.
     """
 
     number: int
-    asked_at: int
     sequence: Sequence
     is_store: bool
     chunks: list[int]
@@ -46,7 +44,7 @@ class Jobs:
     """The jobs of a connector that are not done, and the orders that nobody has taken yet.
 
     Attributes:
-        now: when the step is planned.
+        now: when the last step was planned, or could not be.
         under_way: all that are not done, by their numbers.
     """
 
@@ -62,7 +60,7 @@ class Jobs:
     ) -> Job:
         """Ask for copies between the host's `places` and the device's `blocks`."""
         self._num_started += 1
-        job = Job(self._num_started, self.now, sequence, is_store, chunks, blocks, places)
+        job = Job(self._num_started, sequence, is_store, chunks, blocks, places)
         self.under_way[job.number] = job
         self._orders.jobs.append(job)
         self._unplanned.append(job)

@@ -21,25 +21,49 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
     limits, running = planner.limits, planner.running
     victims = sorted(planner.candidates(), key=rank)
     budget = planner.max_num_batched_tokens - running.decodes.num_step_tokens
-    budget -= sum(planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
-    others: Need | None = None  # of those for whom room is made
+    sizes = [planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling]
+    budget -= sum(sizes)
+    num_seats = num_blocks = 0  # that those for whom room is made take
     for sequence in planner.waiting.first(limits.max_num_seqs):
         if budget <= 0:
             break
-        need = Need(sequence, budget, planner.admission.look)
-        if others is not None:
-            need.join(others)
+        need = _need_beside(planner, sequence, budget, num_seats, num_blocks)
         after = [victim for victim in victims if rank(victim) > rank(sequence)]
         kept = sum(len(other.block_table) for other in planner.waiting.holders if rank(other) > rank(sequence))
         if not after or _must_wait(planner, need, _state_without(planner, draft.now, budget, after, kept)):
             break
+        if num_tokens := min(need.tokens, budget):
+            if sizes and limits.pads_too_much(sizes, num_tokens):
+                break  # it would not enter beside the prompts that go on
+            sizes.append(num_tokens)
         while after and _must_wait(planner, need, state := _state_without(planner, draft.now, budget)):
             # Blocks may come from those who wait, also from whoever gave way just now.
             if need.seats > state.free_seats or not planner.reclaim(1, spared=sequence):
                 after.pop()
                 planner.preempt(draft, victims.pop())
-        budget, others = budget - need.tokens, need
+            # What others let go may be cached blocks that it counted on.
+            need = _need_beside(planner, sequence, budget, num_seats, num_blocks)
+        num_seats, num_blocks = need.seats, num_blocks + _blocks_taken(planner, need)
+        budget -= need.tokens
     draft.is_starved = False  # sequences gave way for those that are admitted now
+
+
+def _need_beside(planner: StepPlanner, sequence: Sequence, budget: int, num_seats: int, num_blocks: int) -> Need:
+    """What it needs, and so many seats and blocks for those that come before it."""
+    need = Need(sequence, budget, planner.admission.look)
+    need.seats += num_seats
+    if num_blocks:
+        need.add(num_blocks)
+    return need
+
+
+def _blocks_taken(planner: StepPlanner, need: Need) -> int:
+    """Free blocks that its admission takes, which are fewer than it is checked for where it gets those of a chunk."""
+    sequence, num_tokens = need.sequence, min(need.tokens, need.budget)
+    num_held = sequence.num_tokens
+    if num_tokens and planner.limits.allocates_chunks:
+        num_held = need.match.num_cached_tokens + num_tokens
+    return planner.blocks.blocks_needed(sequence, need.match, num_held)
 
 
 def _must_wait(planner: StepPlanner, need: Need, state: AdmissionState) -> bool:

@@ -35,13 +35,13 @@ def admit_or_load(planner: StepPlanner, draft: StepDraft, budget: int) -> None:
         if isinstance(answer, Wait):
             break
         if num_loaded:
-            _load(planner, connector, waiting.head, match, num_loaded)
+            _load(planner, connector, waiting.head, match, num_loaded, draft.now)
             waiting.skip()
             continue
         planner.start(draft, waiting.pop(), match, answer.num_tokens, need.padding)
-        if draft.prefills[-1].is_last and not connector.is_loading(draft.admitted[-1]):
+        if draft.prefills[-1].is_last and draft.admitted[-1] not in connector.loading:
             whole.add(draft.admitted[-1])
-        connector.admit(draft.admitted[-1])
+        connector.admit(draft.admitted[-1], draft.now)
         budget -= answer.num_tokens
     waiting.end_pass()
 
@@ -50,7 +50,7 @@ def _find(planner: StepPlanner, connector: Connector, sequence: Sequence) -> tup
     """What a waiting sequence has or finds on the device, and how many tokens after that on the host; None if it has to
     wait for transfers."""
     blocks = planner.blocks
-    if connector.is_loading(sequence):
+    if sequence in connector.loading:
         if not connector.has_landed(sequence):
             return None
         _land(planner, sequence)
@@ -81,10 +81,12 @@ def _num_reserved(planner: StepPlanner, connector: Connector, whole: abc.Contain
     return num_missing + blocks.blocks_for(num_decoded)
 
 
-def _load(planner: StepPlanner, connector: Connector, sequence: Sequence, match: PrefixMatch, num_loaded: int) -> None:
+def _load(
+    planner: StepPlanner, connector: Connector, sequence: Sequence, match: PrefixMatch, num_loaded: int, now: int
+) -> None:
     blocks, num_local = planner.blocks, match.num_cached_tokens
     blocks.admit(sequence, match, num_local + num_loaded)
     sequence.set_computed(num_local + num_loaded)
     if not sequence.num_preemptions:
         sequence.cached_by_tier = {HOST: min(num_loaded, sequence.num_tokens - 1 - num_local)}
-    connector.begin_load(sequence, num_local)
+    connector.begin_load(sequence, num_local, now)

@@ -12,8 +12,9 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
 
     Who is served takes its blocks before the next victim frees its own. A victim may have been served already: it gives
     back its share. If a sequence must give way itself, all after it sit this step out if it `ends` with that; where a
-    victim is spared, so do who lacks blocks and all after it. Returns the tokens of each cut prompt and what is left of
-    the budget.
+    victim is spared, so do who lacks blocks and all after it. So does a decode that with its drafts has more tokens
+    than the prompts before it leave; vLLM would cut the drafts. Returns the tokens of each cut prompt and what is left
+    of the budget.
     """
     running, budget = planner.running, planner.max_num_batched_tokens
     due = running.decodes.blocks_due()
@@ -23,12 +24,12 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
         decodes = sequence in running.decodes.sequences
         if sequence not in running.sequences or not decodes and sequence not in running.prefilling:
             continue
-        if is_over or budget <= 0:
+        num_tokens = 1 + running.decodes.num_drafts_of(sequence) if decodes else 1
+        if is_over or num_tokens > budget:
             if decodes:
                 running.pause(sequence)
             continue
         if decodes:
-            num_tokens = 1 + running.decodes.num_drafts_of(sequence)
             num_blocks = due.get(sequence, 0) + planner.must_copy(sequence)
         else:
             num_tokens = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)

@@ -102,7 +102,7 @@ class StepPlanner(GivingWay):
                 self._register_in_order(ahead, chunks)
             else:
                 running.register_filled(ahead)
-            self.waiting.look_for_supply()
+        self.waiting.look_for_supply()
 
     def continue_prefills(self, draft: StepDraft, budget: int) -> int:
         """Go on with prompts that were cut, within `budget` tokens; returns what is left of it."""

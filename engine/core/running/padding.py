@@ -38,7 +38,7 @@ def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence
     if blocks.must_copy(row):
         running.forked[row] = None
     if running.flights and not running.flights[-1].is_advanced:
-        running.paused[row] = None  # it gets no token of the plan that is under way
+        running.paused[row] = row.num_computed_tokens  # it gets no token of the plan that is under way
     else:
         running.decodes.join(row)
 

@@ -36,7 +36,8 @@ class RunningSet:
         sequences: all of them, in order of admission.
         prefilling: those whose known tokens are not all computed, in order of admission.
         decodes: those that decode.
-        paused: those that decode but sit out the planned step.
+        paused: those that decode but sit out the planned step, with how many of their tokens were known when the step
+            under way was planned.
         parked: those that wait for something that is not a step.
         held: those without a seat whose blocks are still written or read: they were aborted while parked, or their KV
             is copied to another server.
@@ -54,7 +55,7 @@ class RunningSet:
         self.sequences: dict[Sequence, None] = {}
         self.prefilling: dict[Sequence, None] = {}
         self.decodes = decodes
-        self.paused: dict[Sequence, None] = {}
+        self.paused: dict[Sequence, int] = {}
         self.parked: dict[Sequence, None] = {}
         self.held: dict[Sequence, None] = {}
         self.forked: dict[Sequence, None] = {}
@@ -143,9 +144,11 @@ class RunningSet:
 
     def num_known(self, sequence: Sequence) -> int:
         """With a connector: tokens of a running sequence without those that the plan under way brings to a decode."""
-        if sequence in self.decodes.sequences and self.is_under_way(sequence):
+        if not self.is_under_way(sequence):
+            return sequence.num_tokens
+        if sequence in self.decodes.sequences or sequence in self.ending:
             return self.decodes.num_found(sequence)
-        return sequence.num_tokens
+        return self.paused.get(sequence, sequence.num_tokens)
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
@@ -165,9 +168,9 @@ class RunningSet:
     def pause(self, sequence: Sequence) -> None:
         """Let a decoding sequence sit out the step that is being planned."""
         self._note_last_token(sequence)
+        self.paused[sequence] = self.decodes.num_found(sequence)
         self.decodes.remove(sequence)
         sequence.leave(SequenceStatus.DECODING)
-        self.paused[sequence] = None
 
     def resume(self) -> None:
         """Let the paused sequences decode again."""
@@ -180,7 +183,9 @@ class RunningSet:
         """Take the seat of `sequence`, which goes back to the queue with what it had generated, and its blocks except
         for what it keeps."""
         num_known = sequence.num_computed_tokens
-        if self._note_last_token(sequence):
+        if sequence in self.paused:
+            num_known = self.paused[sequence] - self.lag
+        elif self._note_last_token(sequence):
             num_known = self.decodes.num_found(sequence) - self.lag
         if self.flights and (sequence in self.flights[-1].victims or sequence in self.flights[-1].started):
             self._waiting.coming.add(sequence)

@@ -9,7 +9,8 @@ from engine.core.sequence import Sequence
 
 def suppliers(running: RunningSet, waiting: Sequence, index: int, blocks: BlockManager) -> list[Sequence]:
     """Decodes that may come to fill the block that `waiting` has as number `index` among its known tokens."""
-    if running.lag:  # a block is registered when its sequence takes the next one, so it wins nothing
+    if running.lag and running.decodes.tokens_per_decode == 1:
+        # A block is registered when its sequence takes the next one, so it wins nothing. Drafts take that one before.
         return []
     if not waiting.request.reads_prefix_cache or not blocks.enable_prefix_caching:
         return []

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from harness.config.schema.base import ConfigModel, PositiveFloat, PositiveInt, within
 from harness.config.schema.fleet import AlikeFleet, FleetConfig
+from harness.config.schema.metrics import SloConfig
 
-_TARGETS = {"requests": 32.0, "queue": 4.0, "kv_use": 0.7, "slo": 0.99}
+_TARGETS = {"requests": 32.0, "queue": 4.0, "kv_use": 0.7}
 _Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
 
 
@@ -32,7 +33,8 @@ class AutoscalerConfig(ConfigModel):
         metric: none; requests, those that have not ended per server; queue, waiting requests per server; kv_use, the
             share of the KV pools in use; slo, the share of the requests that ended since the last reading within
             metrics.slo.
-        target: of the metric; null takes 32 requests, a queue of 4, 0.7 of the pools or 0.99 within the SLO.
+        target: of the metric; null takes 32 requests, a queue of 4, 0.7 of the pools, or metrics.slo.percentile percent
+            within the SLO.
         fewest: servers at least.
         most: servers at most.
         interval_s: the metric is read every so many s.
@@ -52,10 +54,9 @@ class AutoscalerConfig(ConfigModel):
     def is_on(self) -> bool:
         return self.metric != "none"
 
-    @property
-    def aim(self) -> float:
-        """The target, or its default."""
-        return self.target or _TARGETS[self.metric]
+    def aim(self, slo_percentile: float) -> float:
+        """The target, or its default, which for an SLO is its percentile."""
+        return self.target or {**_TARGETS, "slo": slo_percentile / 100}[self.metric]
 
 
 def check_changes(
@@ -66,7 +67,7 @@ def check_changes(
     *,
     replicas: int,
     is_plain: bool,
-    has_slo: bool,
+    slo: SloConfig,
 ) -> None:
     """Raise ValueError where servers cannot come and go. `is_plain`: they are simulated, have one lane each, no ranks
     that step together and no tiers, and each serves one sequence per request."""
@@ -86,7 +87,8 @@ def check_changes(
             f"replicas={replicas}: must be from autoscaler.fewest={autoscaler.fewest} to "
             f"autoscaler.most={autoscaler.most}"
         )
-    if autoscaler.metric == "slo" and not has_slo:
+    if autoscaler.metric == "slo" and slo == SloConfig(percentile=slo.percentile):
         raise ValueError("autoscaler.metric=slo: needs a limit to hold, such as metrics.slo.ttft_ms=500")
-    if autoscaler.metric in ("kv_use", "slo") and autoscaler.aim >= 1:
-        raise ValueError(f"autoscaler.target={autoscaler.aim:g}: must be < 1 for {autoscaler.metric}")
+    if autoscaler.metric in ("kv_use", "slo") and (aim := autoscaler.aim(slo.percentile)) >= 1:
+        source = "" if autoscaler.target else f", from metrics.slo.percentile={slo.percentile:g}"
+        raise ValueError(f"autoscaler.target={aim:g}{source}: must be < 1 for {autoscaler.metric}")

@@ -54,8 +54,9 @@ def _changes(config: RunConfig) -> Changes | None:
     if asked.metric == "none":
         return Changes(failures, config.retry_failed)
     readings = max(1, round(asked.hold_s / asked.interval_s))
-    options = Scaling(asked.metric, asked.aim, asked.fewest, asked.most, readings)
-    limits = {name: limit * 1e6 for name, limit in limits_ms(config.metrics.slo).items()}
+    slo = config.metrics.slo
+    options = Scaling(asked.metric, asked.aim(slo.percentile), asked.fewest, asked.most, readings)
+    limits = {name: limit * 1e6 for name, limit in limits_ms(slo).items()}
 
     def is_within_slo(request: Request) -> bool:
         first, last, num_tokens = request.first_token_time, request.finish_time, request.sequences[0].num_output_tokens

@@ -149,7 +149,7 @@ def steps_chart(steps: pd.DataFrame, errors: Mapping[str, Mapping[str, float]], 
 
 
 def errors_chart(errors: Sequence[Mapping[str, Any]]) -> Chart:
-    """Bars of the errors in percent, which are known for all rows, beside the difference of repeated measurements."""
+    """Bars of the errors in percent, which are known for all rows, beside the noise floor."""
     names = tuple(
         f"{NAMES[row['metric']]} {STATISTICS.get(row['statistic'], row['statistic'])}".strip() for row in errors
     )
@@ -161,7 +161,7 @@ def errors_chart(errors: Sequence[Mapping[str, Any]]) -> Chart:
         at, floors = (list(values) for values in zip(*noise, strict=True))
         low = [-floor for floor in floors]
         zeros = [0.0] * len(at)
-        series.append(Series("repeated measurements", "points", zeros, at, 7, low=low, high=floors, marker="."))
+        series.append(Series("noise floor", "points", zeros, at, 7, low=low, high=floors, marker="."))
     height, zero = 0.5 + 0.17 * len(errors), Mark("no error", "x", 0.0, "grey")
     panel = Panel("Error by metric", Axis("error, %"), Axis(names=names), series, [zero], height_in=height, wide=True)
     return Chart("Errors of the simulation", "", [panel], columns=1, legend="")

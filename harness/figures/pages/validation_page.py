@@ -63,7 +63,7 @@ def _of_run(document: Mapping[str, Any], summary: Mapping[str, Any], folder: Pat
     return [
         *found,
         tiles(_error_tiles(errors)),
-        _observed(folder, errors, summary),
+        _observed(folder, errors, summary, document.get("slices")),
         section("Latencies, measured and simulated", figures(latencies)),
         section("Errors", figures(errors_chart(known)), _error_table(errors, noisy)),
         section("State over time", figures(levels), _level_table(document.get("levels") or {})),
@@ -74,30 +74,34 @@ def _of_run(document: Mapping[str, Any], summary: Mapping[str, Any], folder: Pat
     ]
 
 
-def _observed(folder: Path, errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Markup:
-    """After task=observe: the errors of the fitted half beside those of the other, and what a simulation takes."""
+def _observed(
+    folder: Path, errors: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], slices: Mapping[str, Any] | None
+) -> Markup:
+    """After task=observe: the errors of the fitted loads beside those of the held-out one, how much the server itself
+    varied, and what a simulation takes."""
     if not (folder / CALIBRATION).exists():
         return Markup("")
     try:
         document = read_yaml(folder / CALIBRATION, numbers="any")
         fit = document["objective"]
-        halves = [{name: 100 * error for name, error in fit[key].items()} for key in ("errors_before", "errors_after")]
+        fits = [{name: 100 * error for name, error in fit[key].items()} for key in ("errors_before", "errors_after")]
         constants = ", ".join(f"{name} {value:.4g}" for name, value in document["constants"].items())
     except (DocumentError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TwinServeError(f"{folder / CALIBRATION}: {error}") from error
     second = {f"{row['metric']} {row['statistic']}": row.get("error_pct") for row in errors}
     rows = [
         [Cell(f"{NAMES[name.split()[0]]} {_statistic({'statistic': name.split()[1]})}"),
-         *(_signed(each.get(name)) for each in (*halves, second))]
-        for name in halves[1] if name.split()[0] in NAMES
+         *(_signed(each.get(name)) for each in (*fits, second))]
+        for name in fits[1] if name.split()[0] in NAMES
     ]  # fmt: skip
     blocks = f" num_blocks={summary['num_blocks']}" if summary.get("num_blocks") else ""
     return section(
         "The server, observed",
-        table(["error %", "first half, before the fit", "first half, fitted", "second half, not fitted"], rows),
+        table(["error %", "fitted loads, before the fit", "fitted loads", "held-out load"], rows),
         facts(
             [
                 ("Fitted constants", constants),
+                *([("The server itself", slices["text"])] if slices else []),
                 ("Use it with", f"cost.calibration={folder / CALIBRATION}{blocks}"),
             ]
         ),
@@ -122,7 +126,7 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
 
 def _noise(row: Mapping[str, Any]) -> str:
     floor = row.get("noise_floor_pct")
-    return f" (repeated measurements: ±{floor:.1f} %)" if is_known(floor) else ""
+    return f" (noise: ±{floor:.1f} %)" if is_known(floor) else ""
 
 
 def _error_tiles(errors: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

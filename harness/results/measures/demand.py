@@ -59,7 +59,7 @@ def offered_load(result: RunResult, requests: Rows, rate: float, prefill_share: 
         most = 1 / (sure / observed + (1 - sure) / most)
     # the steps most like full ones: the model's error there is the error of the load
     alike = full if share > 0.1 else inside & (decodes >= percentiles_of(decodes[inside], [80])[0])
-    correction = ratio(durations[alike].sum(), (counts[alike] @ times).sum())
+    correction = ratio(durations[alike].sum(), counts[alike].sum(axis=0) @ times)
     of_request = counts.sum(axis=0) / len(result.request_rows) * factors
     of_request[_PREFILL] *= prefill_share
     of_request[0] = of_request[_DECODES] / most + prefill_share * (decodes == 0).sum() / len(result.request_rows)
@@ -82,10 +82,14 @@ def _busy_time(steps: Rows) -> Floats:
 
 
 def _fit(counts: Floats, durations: Floats) -> Floats:
-    """The non-negative coefficients of the columns of `counts` with the least squared error of `durations`."""
+    """The non-negative coefficients of the columns of `counts` with the least squared error of `durations`.
+
+    A matrix product of all steps would depend, in its last digit, on how many threads share it.
+    """
     scale = np.maximum(np.abs(counts).max(axis=0), 1e-300)
-    scaled = counts / scale
-    products, target = scaled.T @ scaled, scaled.T @ durations
+    columns = np.ascontiguousarray((counts / scale).T)
+    products = np.array([(columns * column).sum(axis=1) for column in columns])
+    target = (columns * durations).sum(axis=1)
     best, least = np.zeros(counts.shape[1]), math.inf
     for size in range(1, len(best) + 1):
         for chosen in map(list, combinations(range(len(best)), size)):

@@ -53,10 +53,14 @@ def notes_on(result: RunResult, requests: Rows) -> list[str]:
         example = Counter(errors).most_common(1)[0][0]
         such_as = "such as " if len(set(errors)) > 1 else ""
         advice = f"; {limit}" if "exceed the limit" in kind and limit else ""
-        found.append(f"{len(errors):,} requests were rejected: {such_as}{example}{advice}")
+        found.append(f"{_requests(len(errors))} rejected: {such_as}{example}{advice}")
     if cut := num_cut(requests):
-        found.append(f"{cut:,} requests were cut short at the longest sequence that there may be; {limit}".rstrip("; "))
+        found.append(f"{_requests(cut)} cut short at the longest sequence that there may be; {limit}".rstrip("; "))
     return found
+
+
+def _requests(number: int) -> str:
+    return "1 request was" if number == 1 else f"{number:,} requests were"
 
 
 def _are_short(requests: Rows) -> npt.NDArray[np.bool_]:

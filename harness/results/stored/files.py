@@ -8,6 +8,7 @@
          sessions.parquet   one row per session, of a trace with sessions
          vllm_bench.json    of a run against a server: as `vllm bench serve --save-result --save-detailed` writes it
          summary.json       settings and metrics; written last, so that where it is the folder is whole
+         ladder.csv         of what task=observe drove: which requests are of which load
          spans.parquet      what each sequence did when, with sinks=otel
          sent.json          where it was sent to (harness/sinks)
          failed.json        {"error": ...} instead, where a job of a sweep ended with an error
@@ -45,6 +46,7 @@ VALIDATED_LATENCIES, VALIDATED_LEVELS = "validation_latencies.parquet", "validat
 VALIDATED_STEPS = "validation_steps.parquet"
 VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
+LADDER, SLICES = "ladder.csv", "slices.csv"  # of task=observe, and what task=validate found of each slice
 CAPACITY, SEARCH = "capacity.json", "search.json"
 _COLUMNS_OF_TEXT, _WHOLE = {"status", "error"}, {"request_id", "server", "lane", "step"}  # of the tables of a run
 _ALWAYS = {"block_size", "complete", "num_blocks"}

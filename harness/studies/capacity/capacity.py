@@ -33,12 +33,12 @@ from harness.studies.capacity.load_search import (
 from harness.studies.capacity.outlook import NUM_REQUESTS, look_ahead
 from harness.studies.capacity.probe import Probe
 from harness.studies.capacity.progress import search_bar
-from harness.studies.capacity.row import Row, confirmation_text, room_of, row_of, row_sentence, slo_of, slo_text
+from harness.studies.capacity.row import Row, confirmation_text, room_of, row_of, row_sentence, slo_of, slo_text, stored
 from harness.studies.capacity.table import write_document
 from harness.studies.capacity.worker_pool import run_all
 
 _SEEDS = 1000  # of a search: probes take seed * 1000 + their number, so that searches with other seeds share none
-_CONFIRMING = _SEEDS - 1
+_CONFIRMING, _CONFIRMING_RUNS = _SEEDS - 1, 4  # seeds of the runs that confirm go down from there
 _LARGEST_SEED = (1 << 63) // _SEEDS - 1
 _LONGEST_RUN = 50_000_000
 _INTERRUPTED = " Interrupted: this is the answer so far. The same command with the same output folder goes on from it."
@@ -241,20 +241,28 @@ def probe_config(config: RunConfig, number: int, num_requests: int, num_warmup: 
 
 
 def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> dict[str, Any]:
-    """Run the load for `config.capacity.confirm` times the requests of a probe, with a seed that no probe has."""
-    key = searched_key(config)
-    num_requests = min(_LONGEST_RUN, round(config.capacity.confirm * config.capacity.num_requests))
-    ask = Ask(load, _CONFIRMING, max(1, num_requests))
+    """Run the load for `config.capacity.confirm` times the requests of a probe, with seeds that no probe has.
+
+    Requests that are drawn are divided among up to four runs, none shorter than a probe, which take all cores: the
+    share of all is as sure as that of one long run. A file has one run, as each would begin with the same rows.
+    """
+    key, room, times = searched_key(config), room_of(config), config.capacity.confirm
+    is_drawn = getattr(config.trace, "num_requests", None) is not None
+    num_runs = max(1, min(_CONFIRMING_RUNS, int(times))) if is_drawn else 1
+    num_requests = max(1, min(_LONGEST_RUN, round(times * config.capacity.num_requests)) // num_runs)
+    asks = [Ask(load, _CONFIRMING - number, num_requests) for number in range(num_runs)]
     with console.status("confirming") if config.progress and console.is_terminal else nullcontext():
-        (probe,) = run_probes(config, key, folder, [ask])
+        runs = run_probes(config, key, folder, asks)
+    total = sum(each.num_requests for each in runs)
+    share = max(sum(each.beyond[name] * each.num_requests for each in runs) / total for name in runs[0].beyond)
+    latencies = {name: [each.latencies_ms[name] for each in runs] for name in runs[0].latencies_ms}
     return {
-        "value": probe.load,
-        "holds": probe.holds(room_of(config)),
-        "num_requests": probe.num_requests,
-        "share": probe.share,
-        "latencies_ms": dict(probe.latencies_ms),
-        "verdict": probe.verdict,
-        "folder": f"probes/{probe.folder}",
+        "value": runs[0].load,
+        "holds": share <= room and not any(each.overloaded for each in runs),
+        "num_requests": total,
+        "share": share,
+        "latencies_ms": {name: [min(values), max(values)] for name, values in latencies.items()},
+        "runs": [stored(each, room) for each in runs],
     }
 
 

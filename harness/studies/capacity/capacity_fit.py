@@ -12,8 +12,8 @@ little, now and then far too much, and runs of different lengths agree on c. `me
 draws more or less work than others, which moves its z as another load would, by `spread` (of the logarithm of the load)
 in a run of _USUAL requests; slow requests that come alone add 1 / room. Far from the capacity the line bends: a share
 far below the room, or far above, says only on which side of the capacity the probe is. The posterior is taken on a grid
-of (c, slope, spread); all c are equally likely beforehand, slope and spread are lognormal about what chat traffic has
-on several systems, with wide margins.
+of (c, slope, spread); all c up to the load at which the system is full are equally likely beforehand, slope and spread
+are lognormal about what chat traffic has on several systems, with wide margins.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -35,20 +36,24 @@ _SLOPES, _SLOPE, _SLOPE_DOUBT = np.geomspace(2.0, 400.0, 18), 50.0, 1.0
 _SPREADS, _SPREAD, _SPREAD_DOUBT = np.geomspace(0.005, 0.1, 10), 0.03, 0.6
 _USUAL = 20_000
 _NUM_CAPACITIES = 161
-_CALM, _CRISIS = -0.7, 2.5  # z below and above which a share says only on which side of the capacity it is
+# z below and above which a share says only on which side of the capacity it is. Some systems have a floor of slow
+# requests at any load, up to 0.6 times the room in a run of 20,000: such shares do not tell how near the capacity is.
+_CALM, _CRISIS = -0.4, 2.5
 _STRAY = 0.02  # probability that a share was raised by what is not the load, such as a few very long prompts
 _REACH = 0.7  # how far beyond the probes the capacity may be (of logarithm): a factor of 2
+_FULL_DOUBT = 0.03  # standard deviation of the logarithm of the load at which the system is full
 _TAIL, _FAR_TAIL = 0.025, 1e-4
 
 
 class Point(NamedTuple):
-    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, and whether it was
-    overloaded, which no capacity is."""
+    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, whether it was
+    overloaded, which no capacity is, and the load at which the system would be full, 0 where that is not known."""
 
     load: float
     share: float
     num_requests: int
     overloaded: bool = False
+    full: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,18 @@ def _posterior(points: Sequence[Point], grid: Floats, room: float) -> Floats:
         sigma = np.sqrt(np.log1p(memory / point.num_requests))
         line = slope * (math.log(point.load) - centre) - _below_mean(sigma, room)
         log_likelihood += _log_likelihood(_log_odds(point.share, room), point.overloaded, line, sigma)
+    if full := _full(points, room):
+        log_likelihood += log_normal_cdf((math.log(full) - centre) / _FULL_DOUBT)
     log_likelihood -= (np.log(slope / _SLOPE) / _SLOPE_DOUBT) ** 2 / 2
     log_likelihood -= (np.log(spread / _SPREAD) / _SPREAD_DOUBT) ** 2 / 2
     weights = np.exp(log_likelihood - log_likelihood.max()).sum(axis=(1, 2))
     return np.cumsum(weights) / weights.sum()
+
+
+def _full(points: Sequence[Point], room: float) -> float:
+    """The load at which the system is full: what the probes say, but no less than a load that held. 0 if not known."""
+    told = [point.full for point in points if point.full]
+    return max([median(told), *(p.load for p in points if p.share <= room and not p.overloaded)]) if told else 0.0
 
 
 def _below_mean(sigma: Floats, room: float) -> Floats:

@@ -24,7 +24,7 @@ _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fai
 _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
 _CLEARLY = 3.0  # of the room: a short run with fewer requests beyond the limit may do so by chance
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
-_ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
+_ENOUGH = 4  # long probes; fewer know their own noise badly, and must agree better to end the search
 # Loads of a round, as quantiles of what is known of the capacity. While its interval is wide they are far apart, and
 # probes not yet longer: a scout that failed by chance leaves a long tail above, into which quantiles near 0.5 creep.
 _ROUND, _WIDE_ROUND = (0.3, 0.7), (0.2, 0.9)
@@ -129,7 +129,7 @@ def _length(done: Sequence[Probe], num_left: int, precision: float, settings: Ca
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:
-    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded) for probe in probes]
+    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded, probe.guess) for probe in probes]
 
 
 def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> list[Probe]:

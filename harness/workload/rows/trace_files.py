@@ -111,7 +111,8 @@ def first_record(
     record = next((batch.records[0] for batch in json_batches(path, _FIRST_LINES) if batch.records), None)
     if record is None or not set(wanted) <= set(record):
         proposed = proposal(record, wanted) if record else ""
-        raise TraceError(f"{path}: not {what}: each line must be a JSON object with {', '.join(wanted)}{proposed}")
+        keys = f" with {', '.join(wanted)}" if wanted else ""
+        raise TraceError(f"{path}: not {what}: each line must be a JSON object{keys}{proposed}")
     return record
 
 

@@ -132,6 +132,35 @@ def test_displacement_asks_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preempted == {"open": [0], "closed": []}
 
 
+def test_nobody_gives_way_to_one_that_would_pad_a_step_too_much() -> None:
+    """A prompt of 3 tokens beside a chunk of 7 is 4 tokens of padding, of 5 is 2."""
+    preempted = {}
+    for rest in (5, 7):
+        scheduler = make("priority", max_num_seqs=2, max_num_batched_tokens=16, max_padding=3)
+        scheduler.add(Request(0, 4, 9, priority=2))
+        step(scheduler)
+        scheduler.add(Request(1, 15 + rest, 9, priority=0))
+        step(scheduler)
+        scheduler.add(Request(2, 3, 2, priority=1))
+        preempted[rest] = ids(step(scheduler).preempted)
+    assert preempted == {5: [0], 7: []}
+
+
+def test_those_for_whom_room_is_made_count_with_their_first_chunks() -> None:
+    """Two prompts of 5 blocks are checked for all of them, but the first takes only one of the 7 that are free."""
+    scheduler = make(
+        "priority", num_blocks=9, max_num_seqs=3, allocation="chunk", admission="full_prompt",
+        long_prefill_token_threshold=4, enable_prefix_caching=False,
+    )  # fmt: skip
+    scheduler.add(Request(0, 4, 9, priority=1))
+    scheduler.add(Request(1, 4, 9, priority=1))
+    step(scheduler)
+    for request_id in (2, 3):
+        scheduler.add(Request(request_id, 20, 2))
+    plan = step(scheduler, 1)
+    assert ids(plan.admitted) == [2, 3] and ids(plan.preempted) == [1]
+
+
 @pytest.fixture
 def outputs_fit(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(POLICIES, OWN_POLICY, OutputsFit)

@@ -57,9 +57,12 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     if isinstance(queue, TenantQueue) and head is not None and asks:
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if workload.options.policy == "priority":
-        gone = [queue_key(workload, scheduler, sequence) for sequence in preempted.difference(admitted)]
+        # Whoever gave way in a step that came out empty may have ended since, with tokens that were under way.
+        gone = [queue_key(workload, scheduler, sequence) for sequence in queue if sequence in preempted]
         last = max((queue_key(workload, scheduler, sequence) for sequence in admitted), default=None)
-        assert last is None or not gone or last < min(gone), "a more urgent one gives way"
+        # Samples of one prompt have the same key. One of them can give way while its sibling's blocks are still
+        # taken by a step under way, and the sibling be first in the queue when they are free.
+        assert last is None or not gone or last <= min(gone), "a more urgent one gives way"
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
         ending = scheduler._planners[0].running.ending
@@ -246,15 +249,23 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     padding = workload.padding(plan, scheduler.max_model_len, head, match.num_cached_tokens)
     if padding != 0:
         needed = blocks.blocks_needed(head, match, head.num_tokens + (padding or 0)) + reserve
-        return padding is not None and padding < budget and needed <= blocks.num_free_blocks
+        fits = padding is not None and padding < budget and needed <= blocks.num_free_blocks
+        return fits and not pads_too_much(workload, sizes, 1 + (padding or 0))
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False
-    most_padding = workload.max_num_batched_tokens if workload.pads else None
-    most_padding = most_padding if options.max_padding is None else options.max_padding
-    if most_padding is not None and sizes:
-        padded = max(*sizes, num_tokens) * (len(sizes) + 1)
-        if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > most_padding:
-            return False
+    if pads_too_much(workload, sizes, num_tokens):
+        return False
     checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + num_tokens
     return blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks
+
+
+def pads_too_much(workload: Workload, sizes: list[int], num_tokens: int) -> bool:
+    """Whether one more prompt chunk, of so many tokens, would bring the padding of a step over its limit."""
+    options = workload.options
+    most = workload.max_num_batched_tokens if workload.pads else None
+    most = most if options.max_padding is None else options.max_padding
+    if most is None or not sizes:
+        return False
+    padded = max(*sizes, num_tokens) * (len(sizes) + 1)
+    return padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > most

@@ -23,10 +23,12 @@ ARRIVE, ABORT, READY = range(3)
 
 
 class ShadowExecutor:
-    """Executes plans against the shadow store and drives a scheduler through a workload."""
+    """Executes plans against the shadow store and drives a scheduler through a workload; before each plan all that is
+    known of the head of the queue is forgotten if it `asks_anew`."""
 
-    def __init__(self, workload: Workload, max_steps: int | None, seed: int = 0) -> None:
+    def __init__(self, workload: Workload, max_steps: int | None, seed: int = 0, *, asks_anew: bool = False) -> None:
         self.workload = workload
+        self.asks_anew = asks_anew
         self.max_steps = max_steps  # most steps a plan is extended to; None: a random number up to the horizon
         self.random = random.Random(seed)
         self.scheduler = workload.make_scheduler()
@@ -140,6 +142,8 @@ class ShadowExecutor:
                 holders.setdefault(block, []).append(sequence)
         before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
         thrift = Thrift(self.scheduler)
+        if self.asks_anew:
+            self.scheduler.waiting.unblock_head()
         plan = self.scheduler.schedule(step, lane)
         self._check_losses(before)
         check_promptness(self.workload, self.scheduler, plan, step)

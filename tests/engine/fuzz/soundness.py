@@ -29,6 +29,9 @@ def check_workload(workload: Workload, seed: int = 0) -> Trail:
         if grouped.counts["longest plan"] == 1:  # there is nothing to group
             break
     assert len(stepped.requests) == len(workload.cases), "a request got lost"
+    if workload.num_drafts and workload.plans_ahead:
+        asked = ShadowExecutor(workload, max_steps=1, asks_anew=True).run()
+        assert asked.decisions == stepped.decisions, "the head of the queue waits though it fits"
     if workload.num_drafts is not None and not workload.options.async_scheduling:
         unforeseen = ShadowExecutor(replace(workload, unforeseen=True), max_steps=1).run()
         assert unforeseen.requests == stepped.requests, "what drafts will bring changes the requests"

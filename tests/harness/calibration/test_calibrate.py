@@ -100,8 +100,10 @@ def test_each_load_is_compared_with_itself_in_statistics_that_it_has_requests_fo
     light, heavy = [1.0] * 100, [2.0] * 100
     measured, simulated = table(*light, *heavy), table(*heavy, *light)
     assert set(errors_of_statistics(measured, simulated).values()) == {0.0}
-    assert sorted(of_loads(measured, simulated, [100, 100])) == [-0.5] * 9 + [1.0] * 9  # mean, median and p90 of each
-    assert len(of_loads(measured, simulated, [99])) == 6
+    turns = [row for pair in zip(range(100), range(100, 200), strict=True) for row in pair]
+    measured, simulated = measured.iloc[turns].assign(load=[3.0, 5.0] * 100), simulated.iloc[turns]
+    assert sorted(of_loads(measured, simulated)) == [-0.5] * 9 + [1.0] * 9  # mean, median and p90 of each
+    assert len(of_loads(measured.iloc[:198:2], simulated.iloc[:198:2])) == 6
 
 
 @pytest.mark.long

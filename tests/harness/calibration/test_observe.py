@@ -14,12 +14,15 @@ import yaml
 
 from experiments import PLAIN
 from harness import run
-from harness.calibration.observe import conclusion, ladder, tokens_per_s
+from harness.calibration.ladder import make_ladder
+from harness.calibration.observe import conclusion, tokens_per_s
 from harness.errors import ConfigError
+from harness.figures.pages import write_page
 from harness.measured import load_measured
 from harness.studies.machine_profiling import PROFILES
 from tests.harness.builders import config, execute_in
 from tests.harness.engines.serving.builders import serving
+from tests.harness.figures.pages.builders import Parsed, written
 from tests.harness.measured.builders import calibrate, compare, fitted_on, write_distserve
 
 PROFILED = (
@@ -37,15 +40,30 @@ SHORT = [
 ]
 
 
-def test_each_half_of_a_ladder_is_half_of_its_requests_at_its_rates() -> None:
-    times = ladder(100.0, 1e5, 10**6, np.random.default_rng(0))
+def test_loads_take_turns_and_half_of_the_requests_are_held_out() -> None:
+    times, slices = make_ladder(100.0, 1e-3, 1e5, 10**6, np.random.default_rng(0))
     assert len(times) == 4000 and times[0] == 0 and (np.diff(times) > 0).all()
-    counts, start = (267, 667, 1066, 2000), 0
-    for count, share in zip(counts, (0.2, 0.5, 0.8, 0.65), strict=True):
-        part = times[start : start + count]
-        assert (count - 1) / (part[-1] - part[0]) == pytest.approx(100 * share, rel=0.15)
-        start += count
-    assert ladder(10.0, 200.0, 10**6, np.random.default_rng(0))[-1] == pytest.approx(0.65 * 200, rel=0.1)
+    sent = slices.groupby(["load", "held_out"])["num_requests"].sum()
+    assert dict(sent) == {(20, False): 267, (50, False): 667, (65, True): 2000, (80, False): 1066}
+    for load, gaps in pd.Series(np.diff(times)).groupby(
+        np.repeat(slices["load"].to_numpy(), slices["num_requests"])[1:]
+    ):
+        assert 1 / gaps.mean() == pytest.approx(load, rel=0.15)
+    pairs, blocks = (slices["held_out"].to_numpy().reshape(-1, count) for count in (2, 6))
+    assert (pairs.sum(axis=1) == 1).all() and 0 < pairs[:, 0].mean() < 1, "in either order"
+    loads = slices["load"].to_numpy().reshape(-1, 6)
+    assert len(blocks) == 10 and all(
+        set(block[~held]) == {20, 50, 80} for block, held in zip(loads, blocks, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("answer_s", "count"), [(0.1, 54), (2.0, 12), (5.0, 6), (60.0, 6)])
+def test_slices_are_longer_than_answers_where_there_is_time(answer_s: float, count: int) -> None:
+    times, slices = make_ladder(10.0, answer_s, 200.0, 10**6, np.random.default_rng(0))
+    assert times[-1] == pytest.approx(0.65 * 200, rel=0.1) and len(slices) == count
+    assert slices["num_requests"].min() >= 5
+    few = make_ladder(1.0, 1e-3, 109.0, 20, np.random.default_rng(0)).slices
+    assert len(few) == 6 and few["num_requests"].sum() == 40, "a slice has some requests"
 
 
 @pytest.mark.parametrize(
@@ -58,8 +76,7 @@ def test_each_half_of_a_ladder_is_half_of_its_requests_at_its_rates() -> None:
 )
 def test_a_ladder_has_requests_enough_to_tell(rate: float, time_s: float, most: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ladder(rate, time_s, most, np.random.default_rng(0))
-    assert len(ladder(1.0, 109.0, 20, np.random.default_rng(0))) == 40
+        make_ladder(rate, 1.0, time_s, most, np.random.default_rng(0))
 
 
 def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
@@ -74,11 +91,12 @@ def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
 
 def test_a_median_of_0_has_no_error_to_conclude_with() -> None:
     errors = [("ttft", "median", 3.0), ("tpot", "median", None), ("tpot", "p90", -2.0), ("tpot", "mean", 9.0)]
-    rows = [dict(zip(("metric", "statistic", "error_pct"), row, strict=True)) for row in errors]
+    names = ("metric", "statistic", "error_pct", "noise_floor_pct")
+    rows = [dict(zip(names, (*row, row[2] and 4.04), strict=True)) for row in errors]
     fitted = {"objective": {"errors_after": {"ttft median": 0.5}}}
     assert conclusion(fitted, {"errors": rows}, Path("c.yaml"), 7) == [
-        "first half, fitted: TTFT p50 +50.0 %",
-        "second half, not fitted: TTFT p50 +3.0 %, TPOT p90 -2.0 %",
+        "fitted loads: TTFT p50 +50.0 %",
+        "held-out load: TTFT p50 +3.0 ± 4.0 %, TPOT p90 -2.0 ± 4.0 %",
         "use it with: cost.calibration=c.yaml num_blocks=7",
     ]
 
@@ -113,12 +131,14 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
         execute_in(tmp_path / "out", config(*asked, *PROFILED, *few))
         said = capsys.readouterr().out
         assert "probe: 16 clients for at most 1 s" in said and "the server knew prompts" not in said
+        assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load: " in said
         execute_in(tmp_path / "known", config(*asked, *PROFILED, *few))
         assert "the server knew prompts of this run" in capsys.readouterr().out
-    _, fitted, held_out, takes = (line for line in said.splitlines() if re.match("ladder|first|second|use", line))
-    assert fitted.startswith("first half, fitted: TTFT p50 ") and "E2EL p90" in held_out
+    found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]
+    ladder, itself, fitted, held_out, takes = found
+    assert fitted.startswith("fitted loads: TTFT p50 ") and re.search("E2EL p90 .* ± ", held_out)
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
-    assert document["score"] == "second_half" and not document["scored_on_fitted_data"]
+    assert document["score"] == "held_out" and not document["scored_on_fitted_data"]
     measured = load_measured(f"run:{tmp_path / 'out' / 'measured'}")
     assert len(measured.requests) == document["measured"]["num_requests"] >= 40
     assert measured.own is None and measured.kv_tokens and measured.requests["first_scheduled_time"].isna().all()
@@ -129,7 +149,13 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
     span_s = np.ptp(measured.requests["arrival_time"])
     assert arrival == {"kind": "poisson", "rate": pytest.approx(len(measured.requests) / span_s, rel=0.1)}
     assert measured.series["num_running"].max() > 0
-    again = (f"cost.calibration={tmp_path / 'out' / 'calibration.yaml'}", "validation.score=second_half")
+    again = (f"cost.calibration={tmp_path / 'out' / 'calibration.yaml'}", "validation.score=held_out")
     same = compare(f"run:{tmp_path / 'out' / 'measured'}", tmp_path / "again", *PROFILED, *again)
     assert same["errors"] == document["errors"]
+    slices = pd.read_csv(tmp_path / "out" / "slices.csv")
+    assert f"in {len(slices)} slices" in ladder and f"of {len(slices)} slices" in itself
+    assert slices["num_requests"][slices["held_out"]].sum() == document["num_scored"] == len(measured.requests) // 2
+    assert itself in Parsed(written(write_page(tmp_path / "out"))).text
+    refitted = (f"run:{tmp_path / 'out' / 'measured'}", *PROFILED, "calibration.max_evaluations=1")
+    assert calibrate(tmp_path / "b", *refitted, "calibration.part=held_out").fitted_on["part"] == "held_out"
     assert set(measured.trace.table.columns) >= {"num_prompt_tokens", "arrival_time"}

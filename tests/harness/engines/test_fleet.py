@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.config.schema.changes import AutoscalerConfig
 from harness.errors import ConfigError
 from harness.results import metrics
 from harness.results.measures.engine_metrics import engine_metrics
@@ -133,6 +134,10 @@ def test_servers_that_come_and_go_are_counted_paid_for_and_shown() -> None:
         (["failures=[{server:2,time_s:1}]"], "server 2 of 2"),
         (["autoscaler.metric=slo"], "needs a limit to hold"),
         (["autoscaler.metric=kv_use", "autoscaler.target=1"], "must be < 1 for kv_use"),
+        (
+            ["autoscaler.metric=slo", "metrics.slo.ttft_ms=500", "metrics.slo.percentile=100"],
+            "autoscaler.target=1, from metrics.slo.percentile=100: must be < 1 for slo",
+        ),
         (["autoscaler.metric=queue", "autoscaler.most=1"], "replicas=2: must be from autoscaler.fewest=1"),
         (["failures=[{server:0,time_s:1}]", "tiers=host"], "need engine=sim fleet=replicas tiers=none"),
     ],
@@ -140,6 +145,12 @@ def test_servers_that_come_and_go_are_counted_paid_for_and_shown() -> None:
 def test_servers_that_cannot_come_and_go_are_refused(changed: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         config("replicas=2", *changed)
+
+
+def test_an_autoscaler_aims_at_the_percentile_of_the_slo() -> None:
+    assert AutoscalerConfig(metric="slo").aim(90) == 0.9
+    assert AutoscalerConfig(metric="slo", target=0.95).aim(90) == 0.95
+    assert AutoscalerConfig(metric="queue").aim(90) == 4
 
 
 @pytest.mark.parametrize("rate", [20, 200])

@@ -72,6 +72,10 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
         (["tiers=vllm"], "scheduler.policy=.*: not with tiers.rule=vllm"),
         (["tiers=vllm", "scheduler=vllm", "tiers.disk.gib=1"], "tiers.disk.gib=1: not with tiers.rule=vllm"),
         (["tiers=vllm", "scheduler=vllm", "speculation=draft_model"], "speculation=draft_model: not with tiers.rule"),
+        (
+            ["tiers=vllm", "scheduler=vllm", "scheduler.async_scheduling=false", "pipeline_parallel_size=2"],
+            "pipeline_parallel_size=2: a pipeline has no link to the host's memory",
+        ),
         (["tiers=host_disk", "engine=cpu"], "tiers.disk.gib=512: engine=cpu has no disk tier"),
     ],
 )

@@ -46,7 +46,8 @@ def printed(summary: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("rejected", "cut", "text"),
     [(20, 0, "20 of 40 requests rejected"), (0, 3, "3 of 40 requests cut short"),
-     (23, 17, "23 of 40 requests rejected, 17 cut short"), (40, 0, "40 of 40 requests rejected")],
+     (23, 17, "23 of 40 requests rejected, 17 cut short"), (40, 0, "40 of 40 requests rejected"),
+     (1, 1, "1 of 40 requests rejected, 1 cut short")],
 )  # fmt: skip
 def test_a_run_that_did_not_serve_all_says_so_with_the_reason_and_what_to_set(
     rejected: int, cut: int, text: str, tmp_path: Path
@@ -56,7 +57,8 @@ def test_a_run_that_did_not_serve_all_says_so_with_the_reason_and_what_to_set(
     assert f"NOT ALL SERVED {text}" in shown and "SLO not met" in shown and "FAIL" in shown
     assert "the KV pool of a server holds 1,600 tokens: a larger num_blocks" in shown
     if rejected:
-        assert f"{rejected} requests were rejected: a prompt of 2000 tokens and its output exceed" in shown
+        were = "request was" if rejected == 1 else "requests were"
+        assert f"{rejected} {were} rejected: a prompt of 2000 tokens and its output exceed" in shown
     assert summary["slo_met"] is False and summary["slo_ttft_attainment"] == (40 - rejected - cut) / 40
     assert summary["goodput_share"] == (40 - rejected - cut) / 40
     if rejected < 40:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -155,3 +158,26 @@ def test_output_tokens_of_the_arrival_window_are_those_of_the_toy_engine() -> No
     start, end = min(each.arrival for each in requests), max(each.arrival for each in requests)
     tokens = sum(start < time <= end for each in requests for time in each.tokens)
     assert load.window_output_throughput * load.arrival_window_s == pytest.approx(tokens, abs=20)
+
+
+_FIT = """
+import numpy as np
+from harness.results.measures.demand import _fit
+counts = np.random.default_rng(0).random((200_001, 4)) * [1, 2000, 200, 1e5]
+durations = counts @ [1e-2, 1e-5, 1e-5, 1e-8] + np.random.default_rng(1).random(len(counts)) * 1e-3
+print(_fit(counts, durations).tolist())
+"""
+
+
+@pytest.mark.long
+def test_the_load_does_not_depend_on_the_number_of_threads() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _FIT],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": count},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for count in ("1", "2")
+    }
+    assert len(found) == 1

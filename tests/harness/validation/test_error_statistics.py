@@ -9,7 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.validation.error_statistics import align, comparison, part_of, statistics, with_request_errors
+from harness.config.schema.tasks.validation import Part
+from harness.errors import ConfigError
+from harness.validation.error_statistics import (
+    align,
+    comparison,
+    is_in_part,
+    part_of,
+    statistics,
+    with_request_errors,
+)
+from simulator.calibration import parts_overlap
 from tests.harness.measured.builders import made_up
 
 
@@ -75,10 +85,22 @@ def test_levels_are_compared_where_they_were_measured() -> None:
     }
 
 
-def test_the_halves_are_all_requests_once() -> None:
-    rows = list(range(7))
-    assert rows[part_of(7, "first_half")] + rows[part_of(7, "second_half")] == rows[part_of(7, "all")] == rows
-    assert len(rows[part_of(7, "first_half")]) == 3
+@pytest.mark.parametrize("parts", [("first_half", "second_half"), ("fitted", "held_out")])
+def test_the_parts_of_a_run_are_all_requests_once(parts: tuple[Part, Part]) -> None:
+    table = pd.DataFrame({"held_out": [False, True, True, False, True, False, True]})
+    first, second = (part_of(table, part).tolist() for part in parts)
+    assert sorted(first + second) == part_of(table, "all").tolist() == list(range(7)) and len(first) == 3
+    assert not parts_overlap(*parts) and parts_overlap(parts[0], "all")
+    assert parts_overlap("first_half", "held_out") and parts_overlap(parts[0], parts[0])
+    arrivals = np.arange(7.0)
+    times = np.array([-1.0, 0.0, 1.5, 2.5, 3.0, 99.0])
+    found = is_in_part(times, arrivals, np.array(first))
+    assert found.tolist() == [each in first for each in (0, 0, 1, 2, 3, 6)]
+
+
+def test_loads_that_a_run_does_not_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="held_out: this run has no loads to tell apart"):
+        part_of(made_up(), "held_out")
 
 
 def test_errors_of_single_requests_do_not_compensate() -> None:

@@ -67,6 +67,7 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
         ("tokens.csv", "down_proj,8,14.0", "down_proj,8,inf", "time_us=inf in row .* must be a number"),
         ("tokens.csv", "down_proj,8,14.0", f"down_proj,{10**400},14.0", "num_tokens=1000.* must be an integer"),
         ("tokens.csv", "down_proj,8,14.0", ",8,14.0", "operator=nan in row 2: must be text"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj\0,8,14.0", r"operator='down_proj\\x00' in row 2: must be text"),
         ("tokens.csv", "down_proj,8,14.0", "down_proj,8,14.0,1,2", "tokens.csv: not a CSV table"),
         ("sequences.csv", "lm_head", "7", "sequences: operator=7 in row 1: must be text"),
         ("attention.csv", "0,0,4,16,", "0,0,4,0,", "num_decodes=4, decode_context=0 is no step"),

@@ -49,7 +49,7 @@ def check_measured(
     if task != "observe" and (key := observe.changed()):
         raise ValueError(f"observe.{key}: read by task=observe only")
     if task == "observe" and (calibration.part, calibration.objective) != ("all", None):
-        raise ValueError("calibration.part, calibration.objective: task=observe fits latencies of the first half")
+        raise ValueError("calibration.part, calibration.objective: task=observe fits latencies of its own loads")
     if task == "observe" and engine.kind != "openai":
         raise ValueError(f"engine={engine.kind}: task=observe drives a server; use engine=openai engine.endpoint=...")
     if simulates and engine.kind != "sim":

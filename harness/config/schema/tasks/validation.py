@@ -6,7 +6,8 @@ from pydantic import Field, field_validator
 
 from harness.config.schema.base import ConfigModel, Fraction, PositiveFloat, Text, within
 
-Part = Literal["all", "first_half", "second_half"]
+Part = Literal["all", "first_half", "second_half", "fitted", "held_out"]
+"""Halves are by order of arrival; fitted and held-out loads are those of task=observe."""
 LatencyFrom = Literal["arrival", "queued"]
 RequestColumn = Literal[
     "arrival_time", "first_token_time", "ttft", "finish_time", "e2el", "num_prompt_tokens", "num_output_tokens"
@@ -19,7 +20,7 @@ class ValidationConfig(ConfigModel):
 
     `workload` is the file of replayed requests, for formats whose log lacks the prompts. `columns` are our columns by
     the names that a CSV file has for them. `repeats` are more measured runs of the same configuration.
-    `score` selects the requests to compare, by order of arrival. `latency_from` is where TTFT and E2EL start: at the
+    `score` selects the requests to compare. `latency_from` is where TTFT and E2EL start: at the
     arrival, or when the scheduler first saw the request.
 
     For public measurements (`inferencex:`): `select` has the values that columns of the file must have; each client

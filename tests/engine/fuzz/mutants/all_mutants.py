@@ -92,7 +92,7 @@ MUTANTS = [
            "unplanned = self.running.prefilling.copy()"),
     Mutant("recomputed tokens are counted from the start", "planning/step_planner.py",
            "min(num_tokens, sequence.num_lost_tokens - start)", "num_tokens"),
-    Mutant("nobody looks for supply", "planning/step_planner.py", "            self.waiting.look_for_supply()\n", ""),
+    Mutant("nobody looks for supply", "planning/step_planner.py", "        self.waiting.look_for_supply()\n", ""),
     Mutant("the watermark is rounded down", "scheduler_making.py",
            "watermark_blocks=ceil(watermark * blocks.num_blocks)",
            "watermark_blocks=int(options.watermark * blocks.num_blocks)"),

@@ -225,10 +225,10 @@ def test_a_search_that_found_nothing_has_a_page(tmp_path: Path) -> None:
 
 def test_the_page_of_a_validation_shows_errors_beside_their_noise(pages: dict[str, Path]) -> None:
     page = Parsed(pages["validation"])
-    assert "TTFT +2.5 % (repeated measurements: ±3.0 %)" in page.text
+    assert "TTFT +2.5 % (noise: ±3.0 %)" in page.text
     names = [[series["name"] for series in figure["series"]] for figure in page.figures]
     distributions, levels = [["repeats", "MEASURED", "SIMULATED"]], [["MEASURED", "SIMULATED"]]
-    assert names == distributions + [["error of the simulation", "repeated measurements"]] + levels + [["", ""]]
+    assert names == distributions + [["error of the simulation", "noise floor"]] + levels + [["", ""]]
 
 
 def test_a_validation_of_an_earlier_version_has_no_curves(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from harness.config import RunConfig
 from harness.results.measures.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
+from harness.studies.capacity import capacity as task
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence, with_labels
-from harness.studies.capacity.load_search import Capacity, find_capacity
+from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
+from harness.studies.capacity.probe import Probe
 from harness.studies.capacity.row import order_text, row_of, widened_text
 from tests.harness.builders import config
 from tests.harness.studies.capacity.builders import ROOM, World, probe
@@ -86,3 +91,29 @@ def test_an_order_within_the_models_own_error_is_said(second: float, is_said: bo
     best = {"per_gpu": 10.0, "model_error": ERROR}
     assert ("measure both" in order_text(best, {"per_gpu": second, "model_error": None})) == is_said
     assert not order_text({**best, "model_error": None}, {"per_gpu": second, "model_error": None})
+
+
+def test_what_confirms_is_divided_only_where_requests_are_drawn_and_fails_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Ask] = []
+
+    def confirmed(shares: Sequence[float], *overrides: str, overloaded: bool = False) -> dict[str, Any]:
+        def run(settings: RunConfig, key: str, folder: Path, asks: Sequence[Ask]) -> list[Probe]:
+            asked[:] = asks
+            pairs = zip(asks, shares, strict=True)
+            return [probe(ask.load, each, ask.number, ask.num_requests, overloaded=overloaded) for ask, each in pairs]
+
+        monkeypatch.setattr(task, "run_probes", run)
+        settings = config(*PRICED, "capacity.num_requests=300", "capacity.confirm=10", *overrides)
+        return task.confirm(settings, 3.0, tmp_path, Console(quiet=True))
+
+    shares = [0.0, 0.006, 0.018, 0.012]
+    drawn = confirmed(shares)
+    assert [each.num_requests for each in asked] == [750] * 4 and len({each.number for each in asked}) == 4
+    assert drawn["holds"] and drawn["share"] == pytest.approx(0.009) and drawn["num_requests"] == 3000
+    assert drawn["latencies_ms"] == {"ttft": [0.0, pytest.approx(900.0)]}
+    assert not confirmed(shares, overloaded=True)["holds"]
+    (tmp_path / "trace.csv").write_text("num_prompt_tokens,num_output_tokens\n10,10\n")
+    of_file = confirmed([0.02], "trace=csv", f"trace.path={tmp_path / 'trace.csv'}")
+    assert not of_file["holds"] and [each.num_requests for each in asked] == [3000]

@@ -71,13 +71,15 @@ def test_a_search_leaves_its_answer_and_its_probes(small: Path) -> None:
     assert stored["capacity"] == pytest.approx(row["capacity"])
 
 
-def test_the_lower_end_is_confirmed_by_a_longer_run_with_another_seed(small: Path) -> None:
+def test_the_lower_end_is_confirmed_by_runs_with_other_seeds(small: Path) -> None:
     (row,) = document_in(small)["rows"]
     confirmed = row["confirmed"]
-    assert confirmed["num_requests"] == 600
+    assert confirmed["num_requests"] == 600 and [each["num_requests"] for each in confirmed["runs"]] == [300, 300]
     assert confirmed["value"] == pytest.approx(row["low"])
-    assert confirmed["folder"].removeprefix("probes/") not in [each["folder"] for each in row["probes"]]
-    assert "600 requests" in document_in(small)["sentence"]
+    seeds = [each["seed"] for each in (*row["probes"], *confirmed["runs"])]
+    assert len(set(seeds)) == len(seeds)
+    assert confirmed["share"] == pytest.approx(sum(each["share"] for each in confirmed["runs"]) / 2)
+    assert "In 2 runs of 300 requests each" in document_in(small)["sentence"]
 
 
 def test_a_search_is_gone_on_with_and_repeats_no_run(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,31 @@ def test_a_scout_that_fails_by_chance_does_not_hold_the_search_down() -> None:
     assert result.estimate.precision <= 0.02 and result.estimate.low <= 40.0 <= result.estimate.high
 
 
+def test_a_floor_of_slow_requests_does_not_pull_the_capacity_down() -> None:
+    """Runs of Qwen3-8B with 256 seats: some requests are slow at any load, and long runs hold the SLO up to 32.3."""
+    long = {29.5: 0.0058, 30.4: 0.0061, 31.3: 0.0062, 32.3: 0.0067, 33.2: 0.0356}
+    points = [Point(*each, 20_000, full=36.0) for each in long.items()]
+    found = estimate([Point(18.0, 0.0, 4000), Point(36.5, 0.92, 4000, overloaded=True), *points], ROOM)
+    assert found.low < 32.3 < found.high
+
+
+def test_a_capacity_is_not_sought_beyond_a_full_system() -> None:
+    """Shares stay low up to a crisis, and scouts failed by chance: how far above is the capacity?"""
+    loads = {18.0: 0.0, 42.1: 0.038, 27.5: 0.0, 34.0: 0.0119}
+    long = {32.1: 0.0023, 36.2: 0.0019, 36.8: 0.0008, 42.0: 0.0059, 40.3: 0.003, 43.3: 0.0048, 41.9: 0.0023}
+    points = [Point(*each, 4000, full=47.0) for each in loads.items()]
+    points += [Point(*each, 20_000, full=47.0) for each in long.items()]
+    assert estimate(points, ROOM).high < 1.05 * 47
+    assert estimate([each._replace(full=0.0) for each in points], ROOM).high > 50.0
+
+
+def test_a_capacity_beyond_what_runs_hold_for_full_is_found() -> None:
+    """Their estimate of it may be wrong; loads beyond it that hold say so."""
+    world = World(40.0, slope=300, noise=0.015, floor=0.004)
+    result = find_capacity(lambda asks: [replace(each, guess=30.0) for each in world.run(asks)], 18.0, SETTINGS, ROOM)
+    assert result.estimate is not None and result.estimate.low <= 40.0 <= result.estimate.high
+
+
 def test_long_probes_do_not_lie_beyond_a_load_that_clearly_failed() -> None:
     """Scouts that rise slowly and then fail leave it open to the model whether the one that failed did so by chance."""
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from harness.config import JsonlTrace
+from harness.config.schema.traffic.trace_files import MooncakeTrace
 from harness.errors import TraceError
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
@@ -95,6 +96,13 @@ def test_jsonl_wrong_files(path: Path, records: list[dict[str, object]], message
     with pytest.raises(TraceError) as error:
         read_jsonl(path, *records)
     assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_lines_that_are_no_objects_are_told_in_a_whole_sentence(path: Path) -> None:
+    path.write_text("a,b\n1,2\n")
+    for config in (MooncakeTrace(path=str(path)), JsonlTrace(path=str(path))):
+        with pytest.raises(TraceError, match="each line must be a JSON object$"):
+            load_trace(config, seed=0)
 
 
 @pytest.mark.parametrize("size", [10**30, 2**31, -1, 1.5, True, "16", None])
