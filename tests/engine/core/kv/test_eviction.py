@@ -171,7 +171,7 @@ def test_who_finds_a_prefix_or_copies_it_leaves_no_pages_of_layers_with_a_window
     """Three blocks that were computed leave three pages. Found again they have theirs in the queue still, where the
     oldest go first; copied ones have none."""
     manager = BlockManager(10, 1, cached_size=2.0)
-    hashes = {name: [100 * ord(name) + i for i in range(3)] for name in "abc"}
+    hashes = {name: [100 * ord(name) + i for i in range(3)] for name in "abcd"}
 
     def serve(number: int, name: str, *, is_copied: bool = False) -> int:
         """The blocks that were found of a prefix of three."""
@@ -185,4 +185,6 @@ def test_who_finds_a_prefix_or_copies_it_leaves_no_pages_of_layers_with_a_window
 
     assert [serve(1, "a"), serve(2, "a"), serve(3, "b"), serve(4, "a"), serve(5, "b")] == [0, 3, 0, 3, 3]
     assert serve(6, "c", is_copied=True) == 0
-    assert [manager.cached_prefix(each)[0] for each in hashes.values()] == [3, 3, 3]
+    assert [manager.cached_prefix(each)[0] for each in hashes.values()] == [3, 3, 3, 0]
+    assert serve(7, "d") == 0  # in blocks that others were in, whose pages went before
+    assert sum(manager.cached_prefix(each)[0] for each in hashes.values()) == 10 - 3
