@@ -86,11 +86,15 @@ class FreeQueue:
         for block in blocks:
             of_block[block] = None
 
-    def check_integrity(self) -> None:
-        """Prove that each block is found in its segment; raises AssertionError."""
+    def check_integrity(self, pages: float) -> None:
+        """Prove that each block is found in its segment, and that so many `pages` are there; raises AssertionError."""
         of_hashed = [segment for segment in self.segments if segment.hashes is not None]
         hashed = {segment: segment.table[segment.start : segment.end] for segment in of_hashed}
-        assert all(segment.start < segment.end for segment in self.segments), "a segment is empty"
+        for segment in self.segments:
+            assert (segment.start < segment.end) != (segment.pages > 0), (
+                "a segment has neither blocks nor pages, or both"
+            )
+        assert sum(segment.pages for segment in self.segments) == pages, "pages of layers with a window are miscounted"
         assert self._with_first == {blocks[0]: segment for segment, blocks in hashed.items()}, (
             "a segment has another first block"
         )

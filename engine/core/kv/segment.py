@@ -16,13 +16,15 @@ from engine.core.block_hashes import BlockHashes
 class Segment:
     """Blocks that were freed together: `table[start:end]`, with their hashes at the same places, if they have any.
 
-    Table and hashes are the sequence's own: copies for every release would take longer than all else here.
+    Table and hashes are the sequence's own: copies for every release would take longer than all else here. A segment
+    with `pages` has no blocks: it stands for memory that layers with a sliding window have given back.
     """
 
-    __slots__ = ("table", "hashes", "start", "end")
+    __slots__ = ("table", "hashes", "start", "end", "pages")
 
-    def __init__(self, table: list[int], hashes: BlockHashes | None, start: int, end: int) -> None:
+    def __init__(self, table: list[int], hashes: BlockHashes | None, start: int, end: int, pages: float = 0.0) -> None:
         self.table = table
+        self.pages = pages
         self.hashes = hashes
         self.start = start
         self.end = end
