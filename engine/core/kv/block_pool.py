@@ -89,6 +89,9 @@ class BlockPool(Pool):
         num_entries, shared = sum(map(len, tables)), self._shared
         if not shared:
             return num_entries, 0
+        if len(tables) == 1:  # as nearly always
+            held = self._shared_in(tables[0])
+            return num_entries - len(held), sum([shared[block] == 1 for block in held])
         counts = Counter(chain.from_iterable([self._shared_in(table) for table in tables]))
         num_freed = num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
         return num_freed, sum([shared[block] <= count for block, count in counts.items()])
