@@ -13,7 +13,7 @@ hashed or not.
 A cached block may take more memory than a held one: of layers with a sliding window, a sequence holds the last few
 blocks only, and what it gave back before stays findable until it is taken (vLLM's hybrid manager, where layers with and
 without a window share pages). So cached blocks are limited to a share of the free ones, and the oldest lose their
-content first. The queue holds segments (`segment.py`).
+content first. The queue holds segments (`free_queue.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from itertools import chain
 from typing import Any
 
 from engine.core.block_hashes import BlockHashes
-from engine.core.kv.free_queue import FreeQueue
+from engine.core.kv.free_queue import FreeQueue, Segment
 from engine.core.kv.pool import Evict, Pool, all_ids
-from engine.core.kv.segment import Segment
 
 
 class BlockPool(Pool):
