@@ -11,7 +11,7 @@ outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever bl
 hashed or not.
 
 Layers with a sliding window may leave memory in the queue, too (`window_pages.py`). Then cached blocks and that are
-limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`segment.py`).
+limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`free_queue.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from itertools import chain
 from typing import Any
 
 from engine.core.block_hashes import BlockHashes
-from engine.core.kv.free_queue import FreeQueue
+from engine.core.kv.free_queue import FreeQueue, Segment
 from engine.core.kv.pool import Evict, Pool, all_ids
-from engine.core.kv.segment import Segment
 from engine.core.kv.window_pages import WindowPages
 
 
