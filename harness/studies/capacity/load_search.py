@@ -19,6 +19,7 @@ from harness.studies.capacity.probe import Probe
 
 _MOST_SCOUTS = 6
 SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
+_FIRST_SHARE = 2  # and so have the first two after them, where these leave the capacity within wide bounds
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
 # Scouts end when the lowest load that fails is this close to the highest that holds; after four of them sooner.
 _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
@@ -30,7 +31,7 @@ _ENOUGH = 4  # long probes; fewer know their own noise badly, and must agree bet
 _ROUND, _WIDE_ROUND = (0.3, 0.7), (0.2, 0.9)
 _WIDE = 0.06
 LONGEST = 6.0  # times `capacity.num_requests`: the longest probe
-_MARGIN = 2.0  # times the requests that the precision seems to need: they tell that badly
+_MARGIN = 2.5  # times the requests that the precision seems to need: they tell that badly
 
 
 class Ask(NamedTuple):
@@ -68,8 +69,8 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     probes = _scout(run, start, settings, room)
     if not all(_sides(probes, room)):
         return so_far(probes, room)
-    num_scouts, num_requests = len(probes), settings.num_requests
-    found = estimate(points_of(probes), room)
+    num_scouts, found = len(probes), estimate(points_of(probes), room)
+    num_requests = settings.num_requests if found.precision <= _WIDE else max(1, settings.num_requests // _FIRST_SHARE)
     while len(probes) < settings.max_probes:
         loads = _round(found, probes, room)[: settings.max_probes - len(probes)]
         probes += run([Ask(load, len(probes) + i, num_requests) for i, load in enumerate(loads)])
@@ -88,7 +89,7 @@ def so_far(probes: Sequence[Probe], room: float) -> Capacity:
 
 def requests_left(probes: Sequence[Probe], settings: CapacityConfig, room: float) -> int:
     """About how many requests the rest of the search will take, as far as its probes tell that."""
-    long = [probe.num_requests for probe in probes if probe.num_requests >= settings.num_requests]
+    long = [probe.num_requests for probe in probes if probe.num_requests >= settings.num_requests // _FIRST_SHARE]
     few = max(0, _ENOUGH - len(long)) * settings.num_requests
     if not long:
         return max(0, _MANY_SCOUTS - len(probes)) * (settings.num_requests // SCOUT_SHARE) + few
