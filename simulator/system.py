@@ -17,6 +17,7 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
+from simulator.costs.shared_reads import shared_reads_of
 from simulator.device import Device
 from simulator.models.kv_pool import KVPool
 from simulator.models.model import Model
@@ -192,8 +193,9 @@ class System:
         is_async, of_means = self.scheduler.async_scheduling, cost.statistic == "mean"
         kv_reads = self.model.kv_reads(self.device, ranks)
         return ProfiledCost(
-            self.profile, self.model, ranks, values, of_means=of_means, is_async=is_async, kv_reads=kv_reads
-        )
+            self.profile, self.model, ranks, values, of_means=of_means, is_async=is_async, kv_reads=kv_reads,
+            shared_reads=shared_reads_of(self.profile, self.model, self.device, ranks),
+        )  # fmt: skip
 
     def step_times_from(self) -> str:
         """Where the times of steps come from, in one line."""

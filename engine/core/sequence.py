@@ -12,6 +12,7 @@ from collections import abc
 from enum import Enum
 from typing import Final
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.clock import STOPPED, Clock
 from engine.core.hashing import extend_hashes
 
@@ -81,7 +82,7 @@ class Request:
         arrival_time: int = 0,
         *,
         token_ids: list[int] | None = None,
-        block_hashes: list[int] | None = None,
+        block_hashes: list[int] | BlockHashes | None = None,
         priority: int = 0,
         tenant: int = 0,
         session: int | None = None,
@@ -141,8 +142,8 @@ class Sequence:
         request: what it belongs to.
         end_length: prompt and output tokens at which it ends; set by `Scheduler.add`.
         token_ids: prompt and generated tokens, kept up to date by the executor; None where tokens are only counted.
-        block_hashes: identity (>= 0) of the leading full blocks, each standing for the whole prefix up to its end; None
-            where the content is unknown and therefore unique to this sequence.
+        hashes: identities of the leading full blocks, each standing for the whole prefix up to its end; None where the
+            content is unknown and therefore unique to this sequence.
         block_table: ids of the KV blocks it holds on the device, in order.
         host_blocks: ids of the blocks of a lower tier that hold its KV while it is swapped out.
         num_registered_blocks: how many of its leading blocks the prefix index knows by hash.
@@ -159,18 +160,18 @@ class Sequence:
     """
 
     __slots__ = (
-        "request", "end_length", "status", "token_ids", "block_hashes", "block_table", "host_blocks",
+        "request", "end_length", "status", "token_ids", "hashes", "block_table", "host_blocks",
         "num_registered_blocks", "num_forks", "num_cached_tokens", "cached_by_tier", "num_recomputed_tokens",
         "num_lost_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission",
         "_clock", "_num_tokens", "_num_computed_tokens",
     )  # fmt: skip
 
-    def __init__(self, request: Request, token_ids: list[int] | None, block_hashes: list[int] | None) -> None:
+    def __init__(self, request: Request, token_ids: list[int] | None, hashes: list[int] | BlockHashes | None) -> None:
         self.request = request
         self.end_length = request.num_prompt_tokens + request.max_tokens
         self.status = WAITING
         self.token_ids = token_ids
-        self.block_hashes = block_hashes
+        self.hashes = BlockHashes(hashes) if isinstance(hashes, list) else hashes
         self.block_table: list[int] = []
         self.host_blocks: list[int] | None = None
         self.num_registered_blocks = 0
@@ -195,7 +196,12 @@ class Sequence:
     @property
     def has_content(self) -> bool:
         """Whether other sequences can share its blocks by content."""
-        return self.token_ids is not None or self.block_hashes is not None
+        return self.token_ids is not None or self.hashes is not None
+
+    @property
+    def block_hashes(self) -> list[int] | None:
+        """All of `hashes`, made now if they were not."""
+        return None if self.hashes is None else self.hashes.all()
 
     @property
     def num_tokens(self) -> int:
@@ -243,7 +249,7 @@ class Sequence:
         """Another sequence of the request with the same tokens and blocks; the caller counts the references."""
         assert self.num_forks > 0
         self.num_forks -= 1
-        prompt_hashes = None if self.block_hashes is None else self.block_hashes[: self.num_registered_blocks]
+        prompt_hashes = None if self.hashes is None else self.hashes.part(0, self.num_registered_blocks)
         fork = Sequence(self.request, None if self.token_ids is None else self.token_ids.copy(), prompt_hashes)
         fork.end_length = self.end_length
         fork.num_forks = 0
@@ -256,14 +262,14 @@ class Sequence:
 
     def hand_over_blocks(self) -> Sequence:
         """Let a sequence that is none of the request's hold its blocks from now on."""
-        holder = Sequence(self.request, self.token_ids, self.block_hashes)
+        holder = Sequence(self.request, self.token_ids, self.hashes)
         holder.block_table, self.block_table = self.block_table, []
         holder.num_registered_blocks, self.num_registered_blocks = self.num_registered_blocks, 0
         return holder
 
     def hash_blocks(self, block_size: int, num_blocks: int) -> None:
-        """Extend `block_hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept."""
+        """Extend `hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept."""
         assert self.token_ids is not None
-        if self.block_hashes is None:
-            self.block_hashes = []
-        extend_hashes(self.block_hashes, self.token_ids, block_size, num_blocks)
+        if self.hashes is None:
+            self.hashes = BlockHashes([])
+        extend_hashes(self.hashes.all(), self.token_ids, block_size, num_blocks)

@@ -31,13 +31,16 @@ class StepWork:
         num_squared_context_tokens: S2, the sum of the squares of these lengths; with S1 it tells how uneven they are.
         num_copied_blocks: KV blocks copied within the device before the step.
         tokens_per_decode: tokens that each decode computes: 1, and one more per speculative draft.
+        num_shared_tokens: slots of KV blocks that several sequences hold, each block counted once.
+        num_saved_tokens: how many slots more the decodes would hold if each had blocks of its own. Both are the same in
+            the decode steps that follow.
         later_contexts, later_squared_contexts: S1 and S2 of this step and those that follow, int64[n], where a decode
             does not always bring one token; None where it does.
     """
 
     __slots__ = (
         "chunks", "num_decodes", "num_context_tokens", "num_squared_context_tokens", "num_copied_blocks",
-        "tokens_per_decode", "later_contexts", "later_squared_contexts",
+        "tokens_per_decode", "num_shared_tokens", "num_saved_tokens", "later_contexts", "later_squared_contexts",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +60,8 @@ class StepWork:
         self.num_squared_context_tokens = num_squared_context_tokens
         self.num_copied_blocks = num_copied_blocks
         self.tokens_per_decode = tokens_per_decode
+        self.num_shared_tokens = 0
+        self.num_saved_tokens = 0
         self.later_contexts = later_contexts
         self.later_squared_contexts = later_squared_contexts
 
@@ -92,13 +97,16 @@ class StepWork:
         """The work of the decode step that comes `num_steps` steps later."""
         if self.later_contexts is not None and self.later_squared_contexts is not None:
             later, squared = self.later_contexts[num_steps:], self.later_squared_contexts[num_steps:]
-            return StepWork(
+            work = StepWork(
                 (), self.num_decodes, int(later[0]), int(squared[0]),
                 tokens_per_decode=self.tokens_per_decode, later_contexts=later, later_squared_contexts=squared,
             )  # fmt: skip
-        contexts = self.num_context_tokens + num_steps * self.num_decodes
-        squared_growth = num_steps * (2 * self.num_context_tokens + num_steps * self.num_decodes)
-        return StepWork(
-            (), self.num_decodes, contexts, self.num_squared_context_tokens + squared_growth,
-            tokens_per_decode=self.tokens_per_decode,
-        )  # fmt: skip
+        else:
+            contexts = self.num_context_tokens + num_steps * self.num_decodes
+            squared_growth = num_steps * (2 * self.num_context_tokens + num_steps * self.num_decodes)
+            work = StepWork(
+                (), self.num_decodes, contexts, self.num_squared_context_tokens + squared_growth,
+                tokens_per_decode=self.tokens_per_decode,
+            )  # fmt: skip
+        work.num_shared_tokens, work.num_saved_tokens = self.num_shared_tokens, self.num_saved_tokens
+        return work

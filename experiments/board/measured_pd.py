@@ -12,10 +12,14 @@ guide). Assumed: the network's rate and latency, as in conf/network/rdma_400g.ya
 `random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5 prompts
 with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to 40
 requests/s (`inference_perf.py`). Half of the model's layers have a sliding window, and vLLM keeps what they
-computed of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the
-12,740 blocks that a server for prompts reported (1,630,790 tokens), and so they do here. Three arms: without tiers
-(`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
-it counts with 0.4 (`cpu_aware`).
+computed of a prefix in the same pool as the rest, until it is evicted (`engine/core/kv/block_pool.py`). Three arms:
+without tiers (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see
+(`cpu_blind`), and that it counts with 0.4 (`cpu_aware`).
+
+The servers for prompts of `eviction` have the KV pool that they reported, 1,630,790 tokens. vLLM 0.27 prints
+max_model_len times the requests of that length that fit (`get_kv_cache_capacity`). One of 131,072 tokens holds 1,024
+pages of 128 tokens in layers without a window, and in those with one 130: the window and the tokens of two steps, one
+of which is planned ahead (`max_admission_blocks_per_request`). So a server has 14,358 pages, of 18 layers each.
 """
 
 from __future__ import annotations
@@ -44,6 +48,9 @@ SYSTEM = (
     "router.options.precise=true", "router.view_delay_ms=50", "router.view_of_steps=true", "router.renders=true",
     "arrival=trace", "engine.vllm_version=0.27.1",
 )  # fmt: skip
+PAGES, PAGE_BYTES = 14_358, 128 * 18 * 2 * 8 * 64 * 2
+_WINDOWS_BYTES = (1024 * (128 + 128) + 8192) * PAGE_BYTES // 128  # that the simulation sets apart, and vLLM does not
+POOL = f"fleet.prefill.kv_cache_memory_bytes={PAGES * PAGE_BYTES + _WINDOWS_BYTES}"
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}
 PROMPTS = Prompts(num_groups=1000, per_group=5, prefix=16000, question=256, output=256, span=128)
@@ -76,7 +83,7 @@ def eviction(data: Path, arm: str, every: int = 1) -> Found:
     """A point for each stage of an arm of `eviction`; all of them are one simulation, whatever `every` says."""
     measured = pd.read_csv(data / "pd_gpt_oss_120b_h200_eviction.csv")
     frame, stage_of = shared_prefix([(rate, STAGE) for rate in measured["target_rate"]], PROMPTS, seed=0)
-    found = run(*SYSTEM, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", trace=frame)
+    found = run(*SYSTEM, POOL, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", trace=frame)
     stages = found.requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
     throughput, p90 = PROMPTS.output * stages.size() / took, 1e3 * stages["e2el"].quantile(0.9)

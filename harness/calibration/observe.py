@@ -144,8 +144,8 @@ def _first(config: RunConfig, count: int) -> tuple[Trace, RunConfig]:
 
 
 def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Path, num_blocks: int | None) -> list[str]:
-    """The errors of the fitted loads and of the held-out one, how far the server itself varied, and what a simulation
-    of this server is given."""
+    """The errors of the fitted loads, those of the held-out one with their noise, and what a simulation of this server
+    is given."""
     first = {name: 100 * error for name, error in fitted["objective"]["errors_after"].items()}
     second = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
     noise = {f"{row['metric']} {row['statistic']}": row["noise_floor_pct"] for row in held_out["errors"]}

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request
-from harness.record.request_row import request_row
+from harness.record.request_row import REQUEST_COLUMNS, request_row
+from harness.record.rows import Rows
 from harness.record.transfer_log import TransferLog
 from simulator.decode_run import Durations
 
@@ -53,12 +54,12 @@ class PlanLog:
     def clear(self) -> None:
         """Let go of plans and requests."""
         self.num_plans = 0
-        self.plans = array("q")
+        self.plans = Rows(len(PLAN_COLUMNS))
         self.durations = array("q")
         self.growth = array("q")
         self.single_gaps = array("q")
         self.drafts = array("q")
-        self.requests = array("q")
+        self.requests = Rows(len(REQUEST_COLUMNS))
 
     def add(self, plan: StepPlan, start_ns: int, durations_ns: Durations | int, start: PlanStart | None) -> int:
         """Add a plan that ran from `start_ns` on; returns when its first step ended."""
@@ -86,7 +87,7 @@ class PlanLog:
         prefill_tokens = 0
         for chunk in plan.prefills:
             prefill_tokens += chunk.num_tokens
-        self.plans.frombytes(
+        self.plans.add(
             _PACK(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes - plan.num_padding_seqs, prefill_tokens,
                 plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
@@ -125,13 +126,13 @@ class PlanLog:
         """Add the row of a request that has ended, or been given up."""
         if request.loading_time:
             self.transfers.parked_ns[request.request_id] = request.loading_time
-        self.requests.frombytes(request_row(request, status))
+        self.requests.add(request_row(request, status))
 
     def keep(self, num_plans: int) -> None:
         """Remove what is there of plans after the first `num_plans`, of which the last may be half recorded."""
-        width = len(PLAN_COLUMNS)
-        del self.plans[num_plans * width :]
-        del self.durations[sum(self.plans[PLAN_COLUMNS.index("num_steps") :: width]) :]
+        self.plans.keep(num_plans)
+        num_steps = int(self.plans.matrix()[:, PLAN_COLUMNS.index("num_steps")].sum())
+        del self.durations[num_steps:]
         del self.growth[len(self.growth) // 3 * 3 :]
         while self.growth and self.growth[-3] >= num_plans:
             del self.growth[-3:]

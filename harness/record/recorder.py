@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.record.plan_log import PLAN_COLUMNS, PlanLog
-from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
 from harness.record.step_columns import TIME_COLUMNS, StepLog, matrix, table_of
@@ -135,7 +134,7 @@ class Recorder:
 
     def request_rows(self) -> NDArray[np.int64]:
         """A row per request that was seen, with `REQUEST_COLUMNS`: int64[n, columns]."""
-        return matrix(self._log.requests, len(REQUEST_COLUMNS))
+        return self._log.requests.matrix()
 
     @property
     def prompts(self) -> Mapping[int, int]:
@@ -153,7 +152,7 @@ class Recorder:
     def step_log(self) -> StepLog:
         """What the table of steps is made of."""
         return StepLog(
-            matrix(self._log.plans, len(PLAN_COLUMNS)), self._step_durations(), matrix(self._log.growth, 3),
+            self._log.plans.matrix(), self._step_durations(), matrix(self._log.growth, 3),
             matrix(self._log.drafts, 4), matrix(self._times, len(TIME_COLUMNS)), self._log.transfers.rows,
             self._reserves,
         )  # fmt: skip
@@ -162,14 +161,14 @@ class Recorder:
         return None if self._spans is None else self._spans.table(request_ids)
 
     def _plan_table(self) -> Table:
-        return table_of(matrix(self._log.plans, len(PLAN_COLUMNS)), PLAN_COLUMNS)
+        return table_of(self._log.plans.matrix(), PLAN_COLUMNS)
 
     def _step_durations(self) -> NDArray[np.int64]:
         return np.frombuffer(self._log.durations, dtype=np.int64)
 
     def _drop_half_recorded(self) -> None:
         """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
-        num_plans, width = len(self._log.plans) // len(PLAN_COLUMNS), len(TIME_COLUMNS)
+        num_plans, width = self._log.num_plans, len(TIME_COLUMNS)
         if self._times:
             num_plans = min(num_plans, len(self._times) // width)
         self._log.keep(num_plans)

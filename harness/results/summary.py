@@ -153,7 +153,10 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "Preemptions", _preemptions(summary)
     if summary["blocks_to_host"] or summary["blocks_from_host"]:
         moved = f"{summary['blocks_to_host']:,} blocks out · {summary['blocks_from_host']:,} back"
-        yield "Host memory", f"{moved} · steps waited {show('transfer_wait_s')} s"
+        waited = f"steps waited {show('transfer_wait_s')} s"
+        if summary["parked_s"]:
+            waited += f", requests {show('parked_s')} s in sum"
+        yield "Host memory", f"{moved} · {waited}"
     if summary.get("drafted_tokens"):
         tokens = f"{show('mean_tokens_per_decode')} tokens per decode and step"
         yield "Speculation", f"{percent(summary['draft_acceptance_rate'])} of drafted tokens accepted · {tokens}"
@@ -172,7 +175,8 @@ def _preemptions(summary: Mapping[str, Any]) -> str:
         return "none" if count == 0 else number(count)
     if summary["preempted_requests"] is None:
         return f"{count:,}"
-    hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
+    num_hit = summary["preempted_requests"]
+    hit = f"{num_hit:,} request{'s' * (num_hit != 1)} hit · {summary['recomputed_tokens']:,} tokens recomputed"
     by_kind = {kind: summary[f"{kind}_preemptions"] for kind in ("swapped", "partial")}
     return f"{count:,} · {hit}" + "".join(f" · {count:,} {kind}" for kind, count in by_kind.items() if count)
 

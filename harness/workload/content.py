@@ -7,11 +7,13 @@ Requests that the trace says nothing about have no identities, so nobody shares 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.block_hashes import BlockHashes, SpannedHashes
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
 from harness.workload.lines import Lines, continuing_rows
@@ -39,14 +41,14 @@ def request_factory(
     identities = block_identities(trace, block_size, max_model_len)
     num_blocks = _num_blocks(trace, block_size, max_model_len) if cache_outputs else []
 
-    def contents(row: int) -> list[int] | None:
+    def contents(row: int) -> BlockHashes | None:
         if prompts[row] >= max_model_len:
             return None
-        known = identities(row) if identities else []
+        known = identities(row) if identities else BlockHashes([])
         if not cache_outputs:
             return known
         own = _OWN + (row << 32)
-        return known + list(range(own + len(known), own + num_blocks[row]))
+        return BlockHashes(known.all() + list(range(own + known.count, own + num_blocks[row])))
 
     has_contents = identities is not None or cache_outputs
     if not (columns or deadlines):
@@ -81,7 +83,7 @@ def _request_columns(trace: Trace) -> dict[str, list[Any]]:
 
 def block_identities(
     trace: Trace, block_size: int, max_model_len: int = 2 * MAX_TOKENS
-) -> Callable[[int], list[int]] | None:
+) -> Callable[[int], BlockHashes] | None:
     """Return a function from a row to the identities of its full blocks of `block_size` tokens; None without contents.
 
     From token ids: the hashes of the real engine. From hash ids: the id that a block's last token falls under, and
@@ -91,23 +93,21 @@ def block_identities(
     table = trace.rows
     if "token_ids" in table:
         tokens = table["token_ids"].tolist()
-        return lambda row: _hash_tokens(tokens[row], block_size)
+        return lambda row: BlockHashes(_hash_tokens(tokens[row], block_size))
     prompts = table["num_prompt_tokens"].to_numpy()
     if "hash_ids" in table:
         hash_ids, span = dense_hash_ids(trace), trace.hash_block_size
         assert span is not None
         lengths: list[int] = prompts.tolist()
-        has_several = any(len(ids) > 1 for ids in hash_ids)  # otherwise a hash id may be of any length
-        within = np.arange(span // block_size if has_several else 0)  # the blocks of a hash id that covers whole ones
         # an answer that a later prompt begins with is in the hash ids of that prompt
         teller = continuing_rows(trace)
         totals = (table["num_prompt_tokens"] + table["num_output_tokens"]).tolist() if teller else []
         for row in teller:
             lengths[row] = min(totals[row], max_model_len)
-        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, within, lengths[row], block_size)
+        return lambda row: _from_hash_ids(hash_ids[teller.get(row, row)], span, lengths[row], block_size)
     if "session_id" in table:
         lines, num_blocks = Lines(trace, block_size), _num_blocks(trace, block_size, max_model_len)
-        return lambda row: lines.identities(row, num_blocks[row])
+        return lambda row: BlockHashes(lines.identities(row, num_blocks[row]))
     return None
 
 
@@ -131,7 +131,7 @@ def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
     only_before[dense] = before  # the last of those that an id follows
     if not np.array_equal(only_before[dense], before):
         dense = _prefix_numbers(dense.tolist(), before.tolist())
-    return np.split(dense, ends[:-1])
+    return [dense[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
 
 def _prefix_numbers(ids: list[int], before: list[int]) -> NDArray[np.int64]:
@@ -150,21 +150,15 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
     return hashes
 
 
-def _from_hash_ids(
-    hash_ids: NDArray[np.int64], span: int, within: NDArray[np.int64], num_tokens: int, block_size: int
-) -> list[int]:
+def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> BlockHashes:
     num_blocks = num_tokens // block_size
     if span % block_size == 0:  # each hash id covers whole blocks: numbers that follow one another are found faster
         per_id = span // block_size
-        if len(hash_ids) == 1:  # an array takes twice as long for a short prompt
-            first = int(hash_ids[0]) * per_id
-            return list(range(first, first + num_blocks))
-        identities = np.add.outer(hash_ids * per_id, within).ravel()[:num_blocks]
-    elif len(hash_ids) == 1:
+        starts: list[int] = (hash_ids * per_id).tolist()
+        return SpannedHashes(starts, per_id if len(starts) > 1 else max(1, num_blocks), num_blocks)
+    if len(hash_ids) == 1:
         start = int(hash_ids[0]) * span
-        return list(range(start + block_size - 1, start + num_tokens, block_size))
-    else:
-        last_tokens = np.arange(block_size - 1, num_tokens, block_size)
-        identities = hash_ids[last_tokens // span] * span + last_tokens % span
-    blocks: list[int] = identities.tolist()
-    return blocks
+        return BlockHashes(list(range(start + block_size - 1, start + num_tokens, block_size)))
+    last_tokens = np.arange(block_size - 1, num_tokens, block_size)
+    blocks: list[int] = (hash_ids[last_tokens // span] * span + last_tokens % span).tolist()
+    return BlockHashes(blocks)

@@ -28,8 +28,9 @@ from engine.core.work import StepWork
 from simulator.costs.cost import step_time_ns
 from simulator.costs.curves.attention_times import AttentionCost
 from simulator.costs.curves.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
-from simulator.costs.decode_batch import DecodeBatch
+from simulator.costs.decode_batch import DecodeBatch, of_decodes
 from simulator.costs.known_times import KnownTimes
+from simulator.costs.shared_reads import SharedReads
 from simulator.decode_run import Durations
 from simulator.models.model import Model
 from simulator.profile.checks import check_fits
@@ -59,6 +60,7 @@ class ProfiledCost:
         of_means: price decode steps at their mean instead of their median.
         is_async: whether the next step is planned while a step runs.
         kv_reads: how often the KV of a decode is read beside prompts, where the profile has no times of such steps.
+        shared_reads: what is not read of KV that decodes share; None where each reads all of its context.
 
     Attributes:
         profile: where the times are from.
@@ -81,6 +83,7 @@ class ProfiledCost:
         of_means: bool = True,
         is_async: bool = True,
         kv_reads: float = 1.0,
+        shared_reads: SharedReads | None = None,
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
         self.profile = profile
@@ -114,6 +117,8 @@ class ProfiledCost:
         self._sequence_ns = (values["sequence_overhead_us"] + host[1]) * _US / factor
         self._eager_ns = profile.meta.eager_step_us * _US / factor
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers / factor
+        self._shared_reads = shared_reads
+        self._least = shared_reads.least if shared_reads else 1.0
         self._tokens_ns = KnownTimes()
         self._heads_ns = KnownTimes()
         self._decodes: dict[tuple[int, int], DecodeBatch] = {}
@@ -123,13 +128,13 @@ class ProfiledCost:
     def step_ns(self, work: StepWork) -> int:
         self.num_plans += 1
         if work.chunks and self._meta.padded_steps == "all":
-            work = _of_decodes(work)
+            work = of_decodes(work)
         if work.chunks:
             time = self._with_prefills(work)
         else:
             size = (work.num_decodes, work.tokens_per_decode)
             batch = self._decodes.get(size) or self._decode_batch(*size)
-            context, time = batch.step(work)
+            context, time = batch.step(work, self._unread(work))
             if batch.outside or context > batch.attention.end:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
         if work.num_copied_blocks:
@@ -139,7 +144,7 @@ class ProfiledCost:
     def decode_ns(self, work: StepWork, num_steps: int) -> Durations:
         size = (work.num_decodes, work.tokens_per_decode)
         batch = self._decodes.get(size) or self._decode_batch(*size)
-        first, last, times = batch.run(work, num_steps)
+        first, last, times = batch.run(work, num_steps, self._unread(work))
         end = batch.attention.end
         if last > end:  # if the first step is beyond the end too, `step_ns` has counted the plan
             self._note(("decode context", last / end), is_counted=first > end)
@@ -150,6 +155,9 @@ class ProfiledCost:
         times *= self._factor
         np.rint(times, out=times)
         return np.maximum(times, 1.0, out=times).astype(np.int64)
+
+    def _unread(self, work: StepWork) -> float:
+        return self._shared_reads.unread(work) if work.num_saved_tokens and self._shared_reads else 0.0
 
     def graph_tokens(self, num_tokens: int) -> int | None:
         """Tokens of the CUDA graph that serves a step of `num_tokens` tokens; None where none does."""
@@ -182,6 +190,7 @@ class ProfiledCost:
             curve,
             self._attention.decode_gain(num_decodes),
             self._attention.deviation_batch(num_decodes),
+            self._least,
             tuple(entry for entry in outside if entry[1] > 1),
         )
         self._decodes[num_decodes, tokens_per_decode] = batch
@@ -213,7 +222,10 @@ class ProfiledCost:
         time -= attention.fixed_ns(len(work.chunks))
         if num_decodes:
             contexts, squared = work.num_context_tokens, work.num_squared_context_tokens
-            added, context = attention.beside_prefill(num_prefill_tokens, num_decodes, contexts, squared)
+            unread = self._unread(work)
+            added, context = attention.beside_prefill(
+                num_prefill_tokens, num_decodes, contexts, squared, unread, self._least
+            )
             time += added
             if context > 1 or num_decodes > attention.decode.end:
                 self._note(("decode context", context), ("decode batch", num_decodes / attention.decode.end))
@@ -283,17 +295,3 @@ def _is_captured(num_tokens: int, buckets: tuple[int, ...]) -> bool:
 
 def _padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
     return buckets[bisect.bisect_left(buckets, num_tokens)] if _is_captured(num_tokens, buckets) else num_tokens
-
-
-def _of_decodes(work: StepWork) -> StepWork:
-    """`work` as a step of decodes if each of its prompts computes a single token: vLLM batches and captures it so."""
-    if work.tokens_per_decode > 1 or any([chunk.num_tokens > 1 for chunk in work.chunks]):
-        return work
-    contexts = [chunk.start + 1 for chunk in work.chunks]
-    return StepWork(
-        (),
-        work.num_decodes + len(contexts),
-        work.num_context_tokens + sum(contexts),
-        work.num_squared_context_tokens + sum(context**2 for context in contexts),
-        work.num_copied_blocks,
-    )

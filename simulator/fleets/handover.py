@@ -56,7 +56,7 @@ def prompt_of(request: Request) -> Request:
         1,
         request.arrival_time,
         token_ids=sequence.token_ids,
-        block_hashes=sequence.block_hashes,
+        block_hashes=sequence.hashes,
         priority=request.priority,
         tenant=request.tenant,
         session=request.session,

@@ -16,7 +16,8 @@
     KV offloading             of OffloadingConnector (`engine.core.offloading.connector.OffloadingRules`): what is
                               stored can be found when its job is done since 0.27, before that when all of its request
                               is; a request has one place in the order of eviction since 0.33; who waits with blocks
-                              comes first since 0.33 (0.20 to 0.26 and 0.28 to 0.32 were not looked at)
+                              comes first since 0.33; latents, which all ranks have, are on the host once since 0.27,
+                              those with an indexer since 0.33 (0.20 to 0.26 and 0.28 to 0.32 were not looked at)
     balancing of ranks        counts what is in flight, weighs a queue by the use of the KV cache and takes turns since
                               0.27 (pull requests 47420 and 49204; not in 0.19; 0.20 to 0.26 were not looked at)
     kernels                   as `cost.profile=auto+<kernel>` names them, where the version ran others than the newest:

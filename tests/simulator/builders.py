@@ -18,6 +18,7 @@ from harness.config import ModelConfig as ConfiguredModel
 from harness.engines.resolving.system import model_shape
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
+from simulator.costs.shared_reads import SharedReads
 from simulator.device import Device
 from simulator.models.decoder import decoder
 from simulator.models.model import Model
@@ -158,11 +159,17 @@ OPTIONAL_TABLES = {
 }
 
 
-def cost(measured: Profile | None = None, tensor_parallel_size: int = 1, **values: float) -> ProfiledCost:
+def cost(
+    measured: Profile | None = None,
+    tensor_parallel_size: int = 1,
+    shared_reads: SharedReads | None = None,
+    **values: float,
+) -> ProfiledCost:
     """The cost model of `profile()` or another profile of `MODEL`; constants not given have their defaults."""
     constants = profiled_constants(SLOW_LINK, tensor_parallel_size)
     defaults = {name: constant.default for name, constant in constants.items()}
-    return ProfiledCost(measured or profile(), MODEL, tensor_parallel_size, {**defaults, **values})
+    values = {**defaults, **values}
+    return ProfiledCost(measured or profile(), MODEL, tensor_parallel_size, values, shared_reads=shared_reads)
 
 
 # -- a model that the profiler measures within a test -----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
+from simulator.costs.shared_reads import SharedReads
 from simulator.decode_run import Durations
+from tests.simulator.builders import cost
 from tests.simulator.replicas import assert_same, expanded_gaps, make, simulate
+
+COST = cost(shared_reads=SharedReads(2, 0.5))
 
 
 class SequenceLog:
@@ -33,6 +38,12 @@ class SequenceLog:
             self.times.setdefault(sequence.request, [[] for _ in range(sequence.request.num_sequences)])
         tables = [sequence.block_table for request in self.times for sequence in request.sequences]
         self.saved.append(sum(map(len, tables)) - len({block for table in tables for block in table}))
+        if plan.work.num_saved_tokens:
+            counts = Counter(block for table in tables for block in table)
+            assert plan.work.num_shared_tokens == 4 * sum(count > 1 for count in counts.values())
+            num_others = sum(table != [] for table in tables) - plan.num_decodes
+            scale = 1.0 if not num_others else (plan.num_decodes - 1) / (plan.num_decodes + num_others - 1)
+            assert plan.work.num_saved_tokens == int(4 * self.saved[-1] * scale)
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
 
@@ -60,9 +71,8 @@ def test_the_tables_agree_with_a_log_of_every_sequence(policy: str, num_blocks: 
         for compress in (False, True):
             options: dict[str, Any] = {"observer": log} if not compress else {}
             arrivals = OpenLoop(np.sort(np.random.default_rng(seed).integers(0, 10**8, 20)))
-            runs += simulate(
-                trace, arrivals, [make(8, policy=policy, num_blocks=num_blocks)], compress=compress, **options
-            )
+            scheduler = make(8, policy=policy, num_blocks=num_blocks)
+            runs += simulate(trace, arrivals, [scheduler], COST, compress=compress, **options)
         assert_same(*runs)
         gaps = []
         table = runs[0].requests.set_index("request_id")

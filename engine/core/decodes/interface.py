@@ -125,4 +125,4 @@ def can_be_found(sequence: Sequence) -> bool:
     """Whether a sequence that begins to decode may fill blocks that others can find."""
     if sequence.token_ids is not None:
         return True
-    return sequence.block_hashes is not None and len(sequence.block_hashes) > sequence.num_registered_blocks
+    return sequence.hashes is not None and sequence.hashes.count > sequence.num_registered_blocks

@@ -49,7 +49,7 @@ class UniformDecodes(Decodes):
         self.fresh[sequence] = None
         self._num_context_tokens += length
         self._num_squared_context_tokens += length * length
-        if sequence.block_hashes is not None and can_be_found(sequence):
+        if sequence.hashes is not None and can_be_found(sequence):
             self.findable[sequence] = None
         bucket = self._boundary.get(phase)
         if bucket is None:

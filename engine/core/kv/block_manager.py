@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from typing import ClassVar, Literal
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.hashing import token_bytes
 from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
@@ -81,13 +82,13 @@ class BlockManager:
         """Blocks that some sequence references."""
         return self.num_blocks - self.pool.num_free
 
-    def count_blocks(self, without: abc.Iterable[Sequence]) -> tuple[int, int]:
-        """Blocks that sequences other than `without` reference, and blocks that sharing saves: entries of their block
-        tables beyond the first for each block."""
+    def count_blocks(self, without: abc.Iterable[Sequence]) -> tuple[int, int, int]:
+        """Blocks that sequences other than `without` reference, blocks that sharing saves, which are the entries of
+        their block tables beyond the first for each block, and blocks that several of them reference."""
         tables = [sequence.block_table for sequence in without]
-        num_freed = self.pool.num_freed_by(tables)
+        num_freed, num_unshared = self.pool.num_given_up_by(tables)
         num_saved = self.pool.num_extra_references - sum(map(len, tables)) + num_freed
-        return self.num_blocks - self.pool.num_free - num_freed, num_saved
+        return self.num_blocks - self.pool.num_free - num_freed, num_saved, self.pool.num_shared - num_unshared
 
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
@@ -110,9 +111,8 @@ class BlockManager:
             return nothing
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
-        hashes = self.hashes_of(sequence, num_full)
-        blocks = self.index.find(hashes[num_kept:] if num_kept else hashes, num_full - num_kept)
-        if not blocks:
+        hashes = self._known_hashes(sequence, num_full)
+        if hashes is None or not (blocks := self.index.find(hashes, num_kept, num_full)):
             return nothing
         if sequence.token_ids is not None:
             contents = self.contents_of(sequence, num_kept, num_kept + len(blocks))
@@ -132,7 +132,7 @@ class BlockManager:
     def cached_prefix(self, hashes: list[int]) -> tuple[int, int]:
         """How many leading blocks of a prompt with these hashes the prefix cache has on the device, and how many after
         them in the tiers behind it; tokens are not compared."""
-        num_on_device = len(self.index.find(hashes, len(hashes))) if self.enable_prefix_caching else 0
+        num_on_device = len(self.index.find(BlockHashes(hashes), 0, len(hashes))) if self.enable_prefix_caching else 0
         return num_on_device, 0 if self.offload is None else self.offload.num_held(hashes[num_on_device:])
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
@@ -144,19 +144,23 @@ class BlockManager:
         start = sequence.num_registered_blocks
         if num_full <= start:
             return
-        all_hashes = self.hashes_of(sequence, num_full)
-        hashes = all_hashes[start:num_full]
-        if not hashes:
+        table, hashes = sequence.block_table, self._known_hashes(sequence, num_full)
+        if hashes is None or (end := min(num_full, hashes.count)) <= start:
             return
-        end = start + len(hashes)
-        blocks = sequence.block_table[start:end]
-        self.index.add(blocks, hashes, () if sequence.token_ids is None else self.contents_of(sequence, start, end))
+        contents = () if sequence.token_ids is None else self.contents_of(sequence, start, end)
+        self.index.add(table, hashes, start, end, contents)
         if self.offload is not None and self.offload.sight is not None:
             contents = () if sequence.token_ids is None else self.contents_of(sequence, start, end)
-            self.offload.note_computed(blocks, hashes, contents)
+            self.offload.note_computed(table[start:end], hashes.part(start, end), contents)
         if self._ranked is not None:
-            self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
+            parent = hashes.at(start - 1) if start else None
+            self._ranked.note_cached(table[start:end], hashes.part(start, end), parent)
         sequence.num_registered_blocks = end
+
+    def register_loaded(self, sequence: Sequence, num_tokens: int) -> None:
+        """The same where these tokens, or the last of them, were copied here and not computed."""
+        self.register(sequence, num_tokens)
+        self.pool.note_loaded(sequence.block_table[: num_tokens // self.block_size])
 
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
         """`register` what the step being planned computes, up to so many tokens."""
@@ -168,11 +172,16 @@ class BlockManager:
 
     def hashes_of(self, sequence: Sequence, num_full: int) -> list[int]:
         """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""
+        hashes = self._known_hashes(sequence, num_full)
+        return [] if hashes is None else hashes.all()
+
+    def _known_hashes(self, sequence: Sequence, num_full: int) -> BlockHashes | None:
+        """As `hashes_of`, not made yet where they are easily told; None where nothing can be shared."""
         if not self.enable_prefix_caching:
-            return []
+            return None
         if sequence.token_ids is not None:
             sequence.hash_blocks(self.block_size, num_full)
-        return sequence.block_hashes or []
+        return sequence.hashes
 
     def contents_of(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
         """The content of blocks `start` to `end`; nothing where tokens are only counted."""
@@ -205,7 +214,7 @@ class BlockManager:
         copies = [self._copy(sequence, len(sequence.block_table) - 1)] if match.copy_last else []
         if match.hits and self.offload is not None:
             copies += self.offload.load(sequence, match.hits, self.pool)
-            self.register(sequence, len(sequence.block_table) * self.block_size)
+            self.register_loaded(sequence, len(sequence.block_table) * self.block_size)
         self.extend(sequence, num_tokens)
         return copies
 
@@ -218,7 +227,7 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
-        self.pool.release(sequence.block_table, sequence.block_hashes or [], sequence.num_registered_blocks)
+        self.pool.release(sequence.block_table, sequence.hashes, sequence.num_registered_blocks)
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 
@@ -228,10 +237,11 @@ class BlockManager:
     def release_tail(self, sequence: Sequence, num_kept: int) -> None:
         """Release all blocks but the first `num_kept`, the last one first."""
         table, num_hashed = sequence.block_table, sequence.num_registered_blocks
-        hashes = sequence.block_hashes or []
-        self.index.enter(hashes[:num_kept])  # the match that goes on from there begins within a run
-        hashes = hashes[num_kept:num_hashed]
-        self.pool.release(table[num_kept:], hashes, len(hashes))
+        hashes = sequence.hashes
+        if hashes is not None:
+            self.index.enter(hashes.part(0, num_kept))  # the match that goes on from there begins within a run
+            hashes = BlockHashes(hashes.part(num_kept, num_hashed))
+        self.pool.release(table[num_kept:], hashes, 0 if hashes is None else hashes.count)
         sequence.block_table = table[:num_kept]
         sequence.num_registered_blocks = min(num_hashed, num_kept)
 

@@ -10,21 +10,21 @@ first; hashed ones least recently used first, a sequence's tail before its head,
 outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first is taken first,
 hashed or not.
 
-A cached block may take more memory than a held one: of layers with a sliding window, a sequence holds the last few
-blocks only, and what it gave back before stays findable until it is taken (vLLM's hybrid manager, where layers with and
-without a window share pages). So cached blocks are limited to a share of the free ones, and the oldest lose their
-content first. The queue holds segments (`segment.py`).
+Layers with a sliding window may leave memory in the queue, too (`window_pages.py`). Then cached blocks and that are
+limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`free_queue.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from itertools import chain
 from typing import Any
 
+from engine.core.block_hashes import BlockHashes
+from engine.core.kv.free_queue import FreeQueue, Segment
 from engine.core.kv.pool import Evict, Pool, all_ids
-from engine.core.kv.segment import Segment
+from engine.core.kv.window_pages import WindowPages
 
 
 class BlockPool(Pool):
@@ -33,7 +33,7 @@ class BlockPool(Pool):
     Args:
         has_one_queue: take free blocks in the order they were freed, hashed or not, instead of unhashed ones first.
         evict: called with blocks that are taken and the hashes under which their content could be found.
-        cached_size: memory of a cached block as a multiple of a held one's.
+        cached_size: memory of a block that was computed here and is cached, as a multiple of a held one's.
 
     Attributes:
         tail_first: of unhashed blocks that one release frees, the tail is taken before the head, as in vLLM. If not,
@@ -43,15 +43,14 @@ class BlockPool(Pool):
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict, cached_size: float = 1.0) -> None:
         self.num_blocks = num_blocks
         self._num_free = num_blocks
-        self._cached_size = cached_size
+        self._pages = WindowPages(cached_size - 1) if cached_size > 1 else None
         self._num_cached = 0  # free blocks whose content can be found
         self._num_extra = 0  # references beyond the first, of all blocks together
         self.has_one_queue = has_one_queue
         self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
-        self._queue: OrderedDict[Segment, None] = OrderedDict()
-        self._segment_of: list[Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
+        self._queue = FreeQueue(num_blocks)
         self._shared: dict[int, int] = {}  # references beyond the first
 
     @property
@@ -63,46 +62,47 @@ class BlockPool(Pool):
         return self._num_extra
 
     @property
+    def num_shared(self) -> int:
+        return len(self._shared)
+
+    @property
     def num_uncached(self) -> int:
         return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
-        """Whether a block is free but its content is kept, so that it can be brought back."""
-        return self._segment_of[block] is not None
+        return self._segment_of(block) is not None
 
     def count_queued(self, blocks: list[int]) -> int:
-        segment_of: list[Any] = self._segment_of
-        num_queued = 0
-        for block in blocks:
-            if segment_of[block] is not None:
-                num_queued += 1
+        place = num_queued = 0
+        while place < len(blocks):
+            hits, segment = self._hits_from(blocks, place)
+            place += len(hits)
+            if segment is not None:
+                num_queued += len(hits)
         return num_queued
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
-        """How many blocks become free when all of `tables` are released."""
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
         num_entries, shared = sum(map(len, tables)), self._shared
         if not shared:
-            return num_entries
-        if len(tables) == 1:
-            return num_entries - len(self._shared_in(tables[0]))
+            return num_entries, 0
+        if len(tables) == 1:  # as nearly always
+            held = self._shared_in(tables[0])
+            return num_entries - len(held), sum([shared[block] == 1 for block in held])
         counts = Counter(chain.from_iterable([self._shared_in(table) for table in tables]))
-        return num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
+        num_freed = num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
+        return num_freed, sum([shared[block] <= count for block, count in counts.items()])
 
     def num_references(self, block: int) -> int:
-        """How many sequences hold a block that is held."""
         return 1 + self._shared.get(block, 0)
 
     def take(self, count: int) -> list[int]:
-        """Take `count` blocks, which must be free; their content is lost.
-
-        They come in ascending order, as far as they lie together: a CPU reads them faster that way.
-        """
+        """The same; blocks come in ascending order as far as they lie together: a CPU reads them faster that way."""
         self._num_free -= count
-        if self._cached_size > 1:
-            self._forget_oldest()
+        if self._pages is not None:
+            self._forget_oldest(self._pages)
         free = self._free
         if count == 1 and free:
             return [free.pop()]
@@ -114,21 +114,21 @@ class BlockPool(Pool):
                 blocks.reverse()
                 return blocks
         else:
-            blocks, self._free = free, []
+            self._free = []
+            blocks = free or self._dequeue(count)
             while (missing := count - len(blocks)) > 0:
                 blocks += self._dequeue(missing)
         blocks.sort()
         return blocks
 
     def give_back(self, blocks: list[int]) -> None:
-        """Let `blocks`, taken and not used, be the next that are taken."""
         self._num_free += len(blocks)
         self._free += reversed(blocks)
 
     def take_each(self, counts: list[int]) -> list[list[int]]:
         """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
         find than to take."""
-        if self._cached_size > 1:
+        if self._pages is not None:
             return [self.take(count) for count in counts]
         total, num_uncached = sum(counts), len(self._free)
         self._num_free -= total
@@ -146,33 +146,36 @@ class BlockPool(Pool):
         return parts
 
     def hold(self, blocks: list[int]) -> None:
-        """Add a reference to each of `blocks`; queued ones become held again."""
-        segment_of: list[Any] = self._segment_of
-        end, num_blocks = 0, len(blocks)
-        while end < num_blocks:
-            start, found = end, segment_of[blocks[end]]
-            while end < num_blocks and segment_of[blocks[end]] is found:
-                end += 1
-            hits = blocks[start:end]
-            if found is None:
+        place = 0
+        while place < len(blocks):
+            hits, segment = self._hits_from(blocks, place)
+            place += len(hits)
+            if segment is None:
                 self._share(hits)
-                continue
-            segment: Segment = found
-            for block in hits:
-                segment_of[block] = None
-            self._num_free -= len(hits)
-            self._num_cached -= len(hits)
-            segment.bring_back(hits)
-            if not segment.blocks:
-                del self._queue[segment]
-        if self._cached_size > 1:
-            self._forget_oldest()
+            else:
+                self._num_free -= len(hits)
+                self._num_cached -= len(hits)
+                self._queue.bring_back(segment, hits)
+        if self._pages is not None:
+            self._forget_oldest(self._pages)
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def _hits_from(self, blocks: list[int], place: int) -> tuple[list[int], Segment | None]:
+        """Those of `blocks` from `place` on that are held, or in the same segment, and that segment."""
+        segment, end = self._segment_of(blocks[place]), place + 1
+        if segment is not None and (num_leading := segment.num_leading(blocks, place)):
+            return blocks[place : place + num_leading], segment
+        while end < len(blocks) and self._segment_of(blocks[end]) is segment:
+            end += 1
+        return blocks[place:end], segment
+
+    def _segment_of(self, block: int) -> Segment | None:
+        """The segment of a block that is held or in the queue."""
+        return None if block in self._shared else self._queue.find(block)
+
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
 
         Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
-        `hashes` may be longer, and grow, but what it holds must stay as it is.
         """
         num_kept = 0  # leading blocks that others hold
         if self._shared and (shared := self._shared_in(table)):
@@ -180,26 +183,29 @@ class BlockPool(Pool):
             if shared == table[: len(shared)]:  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
-                others, hashed = set(shared), zip(table[:num_hashed], hashes, strict=False)
-                hashes = [each for block, each in hashed if block not in others]
+                others = set(shared)
+                if hashes is not None:
+                    hashed = zip(table, hashes.part(0, num_hashed), strict=False)
+                    hashes = BlockHashes([each for block, each in hashed if block not in others])
+                    num_hashed = hashes.count
                 table = [block for block in table if block not in others]
-                num_hashed = len(hashes)
         self._num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
         if private:
+            if self._pages is not None:
+                self._pages.forget(private)
             if self.has_one_queue:
-                self._queue[Segment(private, [], 0)] = None
+                self._queue.add(Segment(private, None, 0, len(private)))
             else:
                 if not self.tail_first:
                     private.reverse()
                 self._free += private
-        if num_hashed > num_kept:
-            self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
-        if self._cached_size > 1:
-            self._forget_oldest()
+        if num_hashed > num_kept and hashes is not None:
+            self._enqueue(table, hashes, num_kept, num_hashed)
+        if self._pages is not None:
+            self._forget_oldest(self._pages)
 
     def drop_shared(self, blocks: list[int]) -> None:
-        """Give up one of at least two references to each of these blocks."""
         shared: dict[Any, int] = self._shared
         ids: list[Any] = blocks  # here and below: a compiled core would make new objects of numbers
         for block in ids:
@@ -230,40 +236,45 @@ class BlockPool(Pool):
             return leading
         return leading + [block for block in ids[num_leading:] if block in shared]
 
-    def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
-        segment = Segment(blocks, hashes, offset)
-        self._queue[segment] = None
-        self._num_cached += len(blocks)
-        segment_of = self._segment_of
-        for block in blocks:
-            segment_of[block] = segment
+    def note_loaded(self, blocks: list[int]) -> None:
+        if self._pages is not None:
+            self._pages.note_none(blocks)
 
-    def _forget_oldest(self) -> None:
-        """Drop the content of the oldest cached blocks that the memory of free blocks cannot hold."""
-        while self._num_cached * self._cached_size > self._num_free:
-            oldest = next(segment for segment in self._queue if segment.hashes)
-            excess = math.ceil(self._num_cached - self._num_free / self._cached_size)
-            self._free += self._dequeue_from(oldest, excess)
+    def _enqueue(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+        if self._pages is not None and (left := self._pages.leave(table[start:end])):
+            self._queue.add(left)
+        self._queue.add(Segment(table, hashes, start, end))
+        self._num_cached += end - start
+
+    def _forget_oldest(self, pages: WindowPages) -> None:
+        """Drop the oldest pages and the content of the oldest cached blocks that free blocks have no memory for."""
+        while (excess := self._num_cached + pages.queued - self._num_free) > 0:
+            oldest = next(segment for segment in self._queue.segments if segment.pages or segment.hashes is not None)
+            if not oldest.pages:
+                self._free += self._dequeue_from(oldest, math.ceil(excess))
+            elif pages.take(oldest, excess):
+                del self._queue.segments[oldest]
 
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
-        return self._dequeue_from(next(iter(self._queue)), count)
+        oldest = next(iter(self._queue.segments))
+        if oldest.pages:
+            oldest = next(segment for segment in self._queue.segments if not segment.pages)
+        return self._dequeue_from(oldest, count)
 
     def _dequeue_from(self, segment: Segment, count: int) -> list[int]:
-        queued, segment_of = segment.blocks, self._segment_of
-        blocks = queued[-count:]
-        del queued[-count:]
-        if not segment.hashes:
-            del self._queue[segment]
-            self._free = queued
+        table, start, end = segment.table, segment.start, segment.end
+        first = max(start, end - count)
+        blocks = table[first:end]
+        if (hashes := segment.hashes) is None:
+            self._queue.cut(segment, start)
+            self._free = table[start:first]
             return blocks
-        if not queued:
-            del self._queue[segment]
-        for block in blocks:
-            segment_of[block] = None
-        first = segment.offset + len(queued)
-        self._num_cached -= len(blocks)
-        self._evict(blocks, segment.hashes[first : first + len(blocks)])
+        self._queue.cut(segment, first)
+        self._num_cached -= end - first
+        if self._pages is not None:
+            self._pages.forget(blocks)
+        self._evict(table, hashes, first, end)
         return blocks
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
@@ -284,17 +295,17 @@ class BlockPool(Pool):
 
     def _queued_hashes(self) -> dict[int, int | None]:
         """The blocks in the queue with their hashes; proves that the queue is sound."""
-        queued: dict[int, int | None] = {}
+        pages = self._pages.queued if self._pages else 0.0
+        self._queue.check_integrity(pages)
+        cached: dict[int, int | None] = {}
         unhashed: dict[int, None] = {}
-        for segment in self._queue:
-            left = segment.blocks
-            if not segment.hashes:
-                assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
+        for segment in self._queue.segments:
+            left = segment.table[segment.start : segment.end]
+            if segment.hashes is not None:
+                cached |= zip(left, segment.hashes.part(segment.start, segment.end), strict=True)
+            else:
                 unhashed |= dict.fromkeys(left)
-                continue
-            assert left and all(self._segment_of[block] is segment for block in left), "a block is in another segment"
-            queued |= zip(left, segment.hashes[segment.offset :], strict=False)
-        assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
-        assert self._num_cached == len(queued), "cached blocks are miscounted"
-        assert self._num_cached * self._cached_size <= self._num_free, "more is cached than is free"
-        return queued | unhashed
+        assert self.has_one_queue or not unhashed, "unhashed blocks are queued behind hashed ones"
+        assert self._num_cached == len(cached), "cached blocks are miscounted"
+        assert self._pages is None or self._num_cached + pages <= self._num_free, "more is cached than is free"
+        return cached | unhashed

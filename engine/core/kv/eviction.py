@@ -11,6 +11,7 @@ import heapq
 from collections import Counter
 from typing import Literal
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.pool import Evict, Pool
 
@@ -73,10 +74,11 @@ class RankedPool(BlockPool):
         """The hashes of the blocks before the free cached ones."""
         return [parent for block in self._hash if (parent := self._parent[block]) is not None]
 
-    def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
-        for i, block in enumerate(blocks, offset):
-            self._hash[block] = hashes[i]
-            self._with_hash.setdefault(hashes[i], []).append(block)
+    def _enqueue(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+        blocks = table[start:end]
+        for block, block_hash in zip(blocks, hashes.part(start, end), strict=True):
+            self._hash[block] = block_hash
+            self._with_hash.setdefault(block_hash, []).append(block)
             if (parent := self._parent[block]) is not None:
                 self._num_followers[parent] += 1
         for block in blocks:
@@ -92,7 +94,8 @@ class RankedPool(BlockPool):
                 blocks.append(block)
                 hashes.append(self._hash[block])
                 self._remove(block)
-        self._evict(blocks[::-1], hashes[::-1])  # of a sequence, the tail comes last, as in its block table
+        # Of a sequence, the tail comes last, as in its block table.
+        self._evict(blocks[::-1], BlockHashes(hashes[::-1]), 0, len(blocks))
         return blocks
 
     def _is_last(self, block: int) -> bool:

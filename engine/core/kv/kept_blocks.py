@@ -5,6 +5,7 @@ What it does not keep it can find in the prefix cache, by a name of its own if n
 
 from __future__ import annotations
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.sequence import Sequence
 
@@ -16,12 +17,13 @@ def name_content(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> N
     """
     if sequence.token_ids is not None or not blocks.enable_prefix_caching:
         return
-    hashes = sequence.block_hashes = list(sequence.block_hashes or ())
+    hashes = list(sequence.block_hashes or ())
     request = sequence.request
     # The order is unique in a scheduler, and the id among servers, which may share a store.
     name = (request.request_id << 32 | request.order) << 16 | request.sequences.index(sequence)
     own = -1 - (name << 32)  # below 0, where no given identity is
     hashes.extend(range(own - len(hashes), own - num_tokens // blocks.block_size, -1))
+    sequence.hashes = BlockHashes(hashes)
     blocks.register(sequence, num_tokens)
 
 

@@ -18,6 +18,7 @@ from collections import Counter, abc
 from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import Hit, PrefixMatch
@@ -83,18 +84,20 @@ class Offload:
 
     # -- down -----------------------------------------------------------------------------------------------------
 
-    def remove(self, blocks: list[int], hashes: list[int]) -> None:
-        """The device's pool hands out `blocks`, which `hashes` found: their content goes to the first tier.
+    def remove(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+        """The device's pool hands out `table[start:end]`, found by the hashes at these places: their content goes to
+        the first tier.
 
         The tail of a sequence goes before its head, so that it is evicted first there too.
         """
-        index, first = self.index, self.tiers[0]
+        index, first, blocks = self.index, self.tiers[0], table[start:end]
         if self._computed:
             for block in blocks:
                 self._computed.pop(block, None)
         contents = [*map(index.content_of, blocks)]
-        index.remove(blocks, hashes)
-        for block, block_hash, content in zip(reversed(blocks), reversed(hashes), reversed(contents), strict=True):
+        index.remove(table, hashes, start, end)
+        found = zip(blocks, hashes.part(start, end), contents, strict=True)
+        for block, block_hash, content in reversed([*found]):
             if block_hash not in index:  # else another block of the device has the same content
                 first.store(block_hash, content, DEVICE, block)
 

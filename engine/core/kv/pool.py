@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
-Evict = Callable[[list[int], list[int]], None]
-"""Is called with blocks that are taken and the hashes under which their content could be found."""
+from engine.core.block_hashes import BlockHashes
+
+Evict = Callable[[list[int], BlockHashes, int, int], None]
+"""Is called when blocks are taken whose content could be found: with a block table, the hashes of its blocks, and from
+where to where in both these blocks stand."""
 
 
 @lru_cache(maxsize=1)
@@ -32,6 +35,11 @@ class Pool:
         raise NotImplementedError
 
     @property
+    def num_shared(self) -> int:
+        """Blocks with several references."""
+        raise NotImplementedError
+
+    @property
     def num_uncached(self) -> int:
         """Free blocks, or fewer, that are taken before any whose content can be found."""
         raise NotImplementedError
@@ -44,6 +52,9 @@ class Pool:
         """What `take` gives for each of `counts` in turn."""
         raise NotImplementedError
 
+    def note_loaded(self, blocks: list[int]) -> None:
+        """`blocks` were not computed here but copied."""
+
     def give_back(self, blocks: list[int]) -> None:
         """Let `blocks`, taken and not used, be the next that are taken."""
         raise NotImplementedError
@@ -52,8 +63,11 @@ class Pool:
         """Add a reference to each of `blocks`, which are held or cached."""
         raise NotImplementedError
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
-        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes."""
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
+        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
+
+        The table must not change afterwards; `hashes` may be more, and grow.
+        """
         raise NotImplementedError
 
     def drop_shared(self, blocks: list[int]) -> None:
@@ -72,8 +86,9 @@ class Pool:
         """Whether several sequences hold a block."""
         raise NotImplementedError
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
-        """How many blocks become free when all of `tables` are released."""
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
+        """How many blocks become free when all of `tables` are released, and how many have no longer several
+        references then."""
         raise NotImplementedError
 
     def num_references(self, block: int) -> int:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+
+from engine.core.block_hashes import BlockHashes
 
 Content = tuple[int | None, bytes]  # the parent's hash and the block's tokens
 
 
+_PART: Final = 64  # hashes that a lookup asks for at a time
+
+
 class _Run:
-    """Blocks that were added together and are not entered one by one; eviction shortens a run from its end."""
+    """Blocks that were added together and are not entered one by one: those at places `start` to `end` of `table`, with
+    their hashes at the same places. Eviction shortens a run from its end."""
 
-    __slots__ = ("blocks", "hashes", "length")
+    __slots__ = ("table", "hashes", "first_hash", "start", "end")
 
-    def __init__(self, blocks: list[int], hashes: list[int]) -> None:
-        self.blocks = blocks
+    def __init__(self, table: list[int], hashes: BlockHashes, first_hash: int, start: int, end: int) -> None:
+        self.table = table
         self.hashes = hashes
-        self.length = len(blocks)  # blocks that are still there
+        self.first_hash = first_hash
+        self.start = start
+        self.end = end
 
 
 class PrefixIndex:
@@ -45,30 +53,32 @@ class PrefixIndex:
         self._run_at: dict[int, _Run] = {}  # by the last block
         self._duplicates: dict[int, list[int]] = {}  # more blocks of the same content as the one found
         self._content: dict[int, Content] = {}  # by block
-        self._pending: list[list[int]] = []  # added, but only computed by the step being planned
+        self._pending: list[tuple[list[int], int, int]] = []  # computed by the step being planned, as in `add`
 
     def __contains__(self, block_hash: int) -> bool:
         return block_hash in self._blocks
 
-    def find(self, hashes: list[int], limit: int) -> list[int]:
-        """The blocks of the longest prefix of the first `limit` of `hashes` that is there."""
-        if not hashes or hashes[0] not in self._blocks:
+    def find(self, hashes: BlockHashes, start: int, end: int) -> list[int]:
+        """The blocks of the longest prefix of the hashes at places `start` to `end` that is there."""
+        end = min(end, hashes.count)
+        if start >= end or hashes.at(start) not in self._blocks:
             return []
-        blocks = self._find_entered(hashes, 0, limit)
-        while blocks and (last := hashes[len(blocks) - 1]) in self._runs:
+        blocks = self._find_entered(hashes, start, end)
+        while (last := hashes.at(start + len(blocks) - 1)) in self._runs:
             self.enter([last])
-            blocks += self._find_entered(hashes, len(blocks), limit)
+            blocks += self._find_entered(hashes, start + len(blocks), end)
         return blocks
 
-    def _find_entered(self, hashes: list[int], first: int, limit: int) -> list[int]:
+    def _find_entered(self, hashes: BlockHashes, start: int, end: int) -> list[int]:
         index: dict[Any, Any] = self._blocks
-        keys: list[Any] = hashes  # a compiled core would make new objects of numbers
         blocks: list[Any] = []
-        for i in range(first, min(limit, len(keys))):
-            block = index.get(keys[i])
-            if block is None:
-                break
-            blocks.append(block)
+        for first in range(start, end, _PART):
+            keys: list[Any] = hashes.part(first, min(first + _PART, end))  # compiled, numbers would be new objects
+            for key in keys:
+                block = index.get(key)
+                if block is None:
+                    return blocks
+                blocks.append(block)
         return blocks
 
     def num_equal(self, blocks: list[int], contents: Iterable[Content]) -> int:
@@ -82,16 +92,21 @@ class PrefixIndex:
         """The content that a block was added with; None where tokens are only counted."""
         return self._content.get(block)
 
-    def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
-        """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
-        known = dict(zip(blocks, contents, strict=False)) if contents else {}
-        if len(blocks) >= self.shortest_run and not known and hashes[0] not in self._blocks:
-            self._blocks[hashes[0]] = blocks[0]
-            self._runs[hashes[0]] = self._run_at[blocks[-1]] = _Run(blocks, hashes)
+    def add(
+        self, table: list[int], hashes: BlockHashes, start: int, end: int, contents: Iterable[Content] = ()
+    ) -> None:
+        """Let `table[start:end]` be found by the hashes at these places; the step being planned computes them at the
+        latest. Before they are removed, the table must not change there.
+        """
+        known = dict(zip(table[start:end], contents, strict=False)) if contents else {}
+        if end - start >= self.shortest_run and not known and (first := hashes.at(start)) not in self._blocks:
+            self._blocks[first] = table[start]
+            self._runs[first] = self._run_at[table[end - 1]] = _Run(table, hashes, first, start, end)
         else:
-            self.enter(hashes)
-            self._enter_each(blocks, hashes)
-        self._pending.append(blocks)
+            added = hashes.part(start, end)
+            self.enter(added)
+            self._enter_each(table[start:end], added)
+        self._pending.append((table, start, end))
         if known:
             self._content.update(known)
 
@@ -101,8 +116,8 @@ class PrefixIndex:
             return
         for block_hash in hashes:
             if (run := self._runs.pop(block_hash, None)) is not None:
-                del self._run_at[run.blocks[run.length - 1]]
-                self._enter_each(run.blocks[1 : run.length], run.hashes[1 : run.length])
+                del self._run_at[run.table[run.end - 1]]
+                self._enter_each(run.table[run.start + 1 : run.end], run.hashes.part(run.start + 1, run.end))
 
     def _enter_each(self, blocks: list[int], hashes: list[int]) -> None:
         found = list(map(self._blocks.setdefault, hashes, blocks))
@@ -111,39 +126,40 @@ class PrefixIndex:
                 if first != block:
                     self._duplicates.setdefault(block_hash, []).append(block)
 
-    def remove(self, blocks: list[int], hashes: list[int]) -> None:
-        """The content of `blocks`, added under these hashes, is about to be overwritten."""
-        run_at, left = self._run_at, len(blocks)
-        while left:
-            if (run := run_at.get(blocks[left - 1])) is not None:
-                left = self._shorten(run, blocks, left)
+    def remove(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+        """The content of `table[start:end]`, added under the hashes at these places, is about to be overwritten."""
+        run_at, left = self._run_at, end
+        while left > start:
+            if (run := run_at.get(table[left - 1])) is not None:
+                left = self._shorten(run, table, start, left)
                 continue
-            start = 0
-            if not run_at.keys().isdisjoint(blocks[:left]):
-                start = left - 1
-                while blocks[start - 1] not in run_at:
-                    start -= 1
-            self._remove_entered(blocks[start:left], hashes[start:left])
-            left = start
+            first = start
+            if not run_at.keys().isdisjoint(table[start:left]):
+                first = left - 1
+                while table[first - 1] not in run_at:
+                    first -= 1
+            self._remove_entered(table[first:left], hashes.part(first, left))
+            left = first
         if self._content:
-            for block in blocks:
+            for block in table[start:end]:
                 self._content.pop(block, None)
 
-    def _shorten(self, run: _Run, blocks: list[int], end: int) -> int:
-        """Remove the end of a run, which `blocks[:end]` ends with; returns how many blocks are left to remove."""
-        start = max(0, end - run.length)
-        length = run.length - (end - start)
-        if run.blocks[length : run.length] != blocks[start:end]:
-            self.enter(run.hashes[:1])  # blocks are evicted in another order than that of their sequence
+    def _shorten(self, run: _Run, table: list[int], start: int, end: int) -> int:
+        """Remove the end of a run, which `table[start:end]` ends with; returns the end of what is left to remove."""
+        first = max(start, end - (run.end - run.start))
+        run_end = run.end - (end - first)
+        # A table has no block twice: in the run's own the blocks before its last are those of the run.
+        if run.table is not table and run.table[run_end : run.end] != table[first:end]:
+            self.enter([run.first_hash])  # blocks are evicted in another order than that of their sequence
             return end
-        del self._run_at[blocks[end - 1]]
-        if length:
-            run.length = length
-            self._run_at[run.blocks[length - 1]] = run
+        del self._run_at[table[end - 1]]
+        if run_end > run.start:
+            run.end = run_end
+            self._run_at[run.table[run_end - 1]] = run
         else:
-            del self._runs[run.hashes[0]]
-            self._remove_one(run.blocks[0], run.hashes[0])
-        return start
+            del self._runs[run.first_hash]
+            self._remove_one(run.table[run.start], run.first_hash)
+        return first
 
     def _remove_entered(self, blocks: list[int], hashes: list[int]) -> None:
         index: dict[Any, int] = self._blocks
@@ -174,7 +190,7 @@ class PrefixIndex:
 
     def is_pending(self, block: int) -> bool:
         """Whether the content of a block is not there before the step being planned."""
-        return any(block in blocks for blocks in self._pending)
+        return any(block in table[start:end] for table, start, end in self._pending)
 
     def settle(self) -> None:
         """The planned step has run: all content that was added is there."""
@@ -184,8 +200,9 @@ class PrefixIndex:
         """Prove that exactly these blocks can be found, by these hashes; raises AssertionError."""
         found = [(block, block_hash) for block_hash, block in self._blocks.items()]
         for first, run in self._runs.items():
-            blocks, hashes = run.blocks[: run.length], run.hashes[: run.length]
-            assert (hashes[0], self._blocks[first]) == (first, blocks[0]), "a run cannot be found"
+            blocks, hashes = run.table[run.start : run.end], run.hashes.part(run.start, run.end)
+            assert hashes[0] == run.first_hash == first, "a run has another first hash"
+            assert self._blocks[first] == blocks[0], "a run cannot be found"
             assert self._run_at[blocks[-1]] is run, "a run has another end"
             found += zip(blocks[1:], hashes[1:], strict=True)
         assert len(self._run_at) == len(self._runs), "an end has no run"
@@ -200,4 +217,4 @@ class PrefixIndex:
         """Prove that a sequence, which registered `hashes`, did so for all of a run or none; raises AssertionError."""
         for first in self._runs.keys() & hashes:
             run = self._runs[first]
-            assert set(hashes).issuperset(run.hashes[: run.length]), "a sequence knows a part of a run"
+            assert set(hashes).issuperset(run.hashes.part(run.start, run.end)), "a sequence knows a part of a run"

@@ -71,4 +71,4 @@ class StatefulManager(BlockManager):
         return 0 if sequence in self._states else self.state_blocks * (1 + sequence.num_forks)
 
     def _drop_state(self, sequence: Sequence) -> None:
-        self.pool.release(self._states.pop(sequence, []), [], 0)
+        self.pool.release(self._states.pop(sequence, []), None, 0)

@@ -13,6 +13,8 @@ def decode_horizon(admission: Admission, now: int, *, pads: bool) -> int:
     fit when a decode fills a block that the head could share.
     """
     running, blocks = admission.running, admission.blocks
+    if blocks.offload is not None and blocks.offload.sight is not None:
+        return 1  # other servers find what each step computes
     decodes = running.decodes
     limit = decodes.next_event()
     if limit > 1 and admission.waiting:

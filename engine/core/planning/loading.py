@@ -63,7 +63,7 @@ def _find(planner: StepPlanner, connector: Connector, sequence: Sequence) -> tup
 def _land(planner: StepPlanner, sequence: Sequence) -> None:
     """What a sequence has loaded can be found; of a prompt that is there as a whole, the last token is computed."""
     if sequence.has_content:
-        planner.blocks.register(sequence, sequence.num_computed_tokens)
+        planner.blocks.register_loaded(sequence, sequence.num_computed_tokens)
     if sequence.num_computed_tokens == sequence.num_tokens:
         sequence.set_computed(sequence.num_tokens - 1)
 

@@ -57,8 +57,14 @@ class PlanMaker:
             work, fresh = StepWork(chunks, 0, 0, 0, num_copied), []
         num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
         ending = running.ending if is_alone else [sequence for each in lanes for sequence in each.ending]
+        num_shared = pool.num_shared
         if ending:
-            num_used, num_saved = blocks.count_blocks(ending)
+            num_used, num_saved, num_shared = blocks.count_blocks(ending)
+        if num_saved and num_decodes > 1:
+            # Of what sharing saves, prompts and those that wait have their part.
+            num_holders = max(num_decodes, num_running - len(ending))
+            work.num_saved_tokens = num_saved * self._block_size * (num_decodes - 1) // (num_holders - 1)
+            work.num_shared_tokens = num_shared * self._block_size
         has_others = num_decodes + len(chunks) + len(ending) != num_running or waiting.holders or running.held
         if has_others or self._reserves or self._pads:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)

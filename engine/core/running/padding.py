@@ -12,6 +12,7 @@ are planned ahead, a row sits out the step that was planned before its sequence 
 
 from __future__ import annotations
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.running.running_set import RunningSet
@@ -50,7 +51,8 @@ def _hand_over(blocks: BlockManager, sequence: Sequence, row: Sequence) -> None:
     if isinstance(blocks, ContiguousManager):
         return
     row.num_registered_blocks, sequence.num_registered_blocks = sequence.num_registered_blocks, 0
-    row.block_hashes = (sequence.block_hashes or [])[: row.num_registered_blocks] or None
+    if sequence.hashes is not None and row.num_registered_blocks:
+        row.hashes = BlockHashes(sequence.hashes.part(0, row.num_registered_blocks))
     num_needed = blocks.blocks_for(row.num_computed_tokens)
     if len(row.block_table) > num_needed:  # the sequence stopped before it had filled them
         blocks.release_tail(row, num_needed)

@@ -107,7 +107,7 @@ class RunningSet:
         land(self._blocks, sequence)
         sequence.status = SequenceStatus.PREFILLING
         if sequence.has_content:
-            self._blocks.register(sequence, sequence.num_computed_tokens)
+            self._blocks.register_loaded(sequence, sequence.num_computed_tokens)
         if sequence.is_prefilled:
             self.decodes.join(sequence)
         else:

@@ -80,7 +80,7 @@ def _num_padding_tokens(lane: RunningSet, num_decodes: int) -> int:
 
 def _num_shared_slots(lanes: list[RunningSet], useless: abc.Sequence[Sequence], blocks: BlockManager) -> int:
     """How often slots that hold a token are counted more than once when all sequences but `useless` are summed."""
-    _, num_saved_blocks = blocks.count_blocks(useless)
+    _, num_saved_blocks, _ = blocks.count_blocks(useless)
     if not num_saved_blocks:
         return 0
     num_unfilled, seen = 0, set()

@@ -125,6 +125,9 @@ class DeviceConfig(ConfigModel):
         multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
         shares_kv_reads: whether the query heads of a KV head read it once in steps with prompts, too; false where each
             reads it for itself, as FlashAttention 2 does on A100.
+        flash_attention: the version of FlashAttention that vLLM runs on the device, where decodes that share a prefix
+            were compared with measurements; null where each is taken to read all of its context from memory.
+        kv_reuse_bandwidth: bytes/s of KV that attention takes where other sequences of the step have just read it.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
         kernels_like: the option of `device` whose measured kernels, scaled by the rates of both, price models that were
@@ -144,6 +147,8 @@ class DeviceConfig(ConfigModel):
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
     shares_kv_reads: bool = True
+    flash_attention: Literal[2, 3] | None = None
+    kv_reuse_bandwidth: Annotated[float, within("memory_bandwidth")] | None = None
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
     kernels_like: Text | None = None
     price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None

@@ -12,6 +12,7 @@ from harness.errors import ConfigError
 from simulator.copies.tiers import StoreTier, Tiers
 from simulator.device import Device
 from simulator.models.kv_pool import GIB, KVPool, kv_formula
+from simulator.models.latent import Latent
 from simulator.models.memory import DeviceTooSmallError, fill_kv_pool, size_kv_pool
 from simulator.models.model import Model
 from simulator.profile.graph_sizes import count_graphs
@@ -68,10 +69,10 @@ def kv_pool(
 
 
 def resolve_tiers(
-    config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig, version: VllmVersion
+    config: TiersConfig, pool: KVPool, num_ranks: int, network: NetworkConfig, version: VllmVersion, model: Model
 ) -> Tiers:
-    """The tiers for blocks of which each rank has a share as in `pool`; `network` leads to the store, and `version` has
-    the rules of tiers.rule=vllm.
+    """The tiers for blocks of which each rank has a share as in `pool`, of the KV of `model`; `network` leads to the
+    store, and `version` has the rules of tiers.rule=vllm.
 
     Raises:
         ConfigError: a tier has no room for a block, or for more than can be simulated.
@@ -84,6 +85,8 @@ def resolve_tiers(
     if config.offload and config.rule == "vllm":
         if pool.state_blocks:
             raise ConfigError("tiers.rule=vllm: states of sequences do not go to the host; use tiers.rule=evicted")
+        if _is_on_host_once(model, version):
+            block_bytes = pool.block_bytes
         offload = OffloadOptions(rules=OffloadingRules(config.chunk_blocks, **version.offloading))
     elif config.offload:
         offload = OffloadOptions(
@@ -97,6 +100,14 @@ def resolve_tiers(
     if offload is not None and offload.rules is not None and num_host_blocks < config.chunk_blocks:
         raise ConfigError(f"tiers.chunk_blocks={config.chunk_blocks}: tiers.host.gib has room for {num_host_blocks}")
     return Tiers(num_host_blocks, config.host.gb_per_s, config.disk.gb_per_s, store, offload)
+
+
+def _is_on_host_once(model: Model, version: VllmVersion) -> bool:
+    """Whether vLLM's host keeps one copy of KV that all ranks have, as they do of latents (`replicated_layout`)."""
+    latents = [*model.of_kind(Latent)]
+    since = (0, 33) if any(block.index_heads for _, block in latents) else (0, 27)
+    others = model.kv_bytes_per_token(2) - sum(number * block.kv_bytes(model, 2) for number, block in latents)
+    return version.since >= since and bool(latents) and not others
 
 
 def _num_blocks(key: str, gib: float, block_bytes: int) -> int:

@@ -54,7 +54,7 @@ def resolve(config: RunConfig) -> System:
         data_parallel_size=config.data_parallel_size,
         cost=cost_choice(config),
         contiguous=contiguous_rule(config),
-        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network, version_of(config)),
+        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network, version_of(config), model),
         compress=engine.compress,
         cache_outputs=engine.cache_outputs,
         max_lookahead_steps=engine.max_lookahead_steps,

@@ -75,11 +75,14 @@ class AttentionCost:
         return self._fixed * (num_chunks - 1)
 
     def beside_prefill(
-        self, num_prefill_tokens: int, num_decodes: int, total: int, total_of_squares: int
+        self, num_prefill_tokens: int, num_decodes: int, total: int, total_of_squares: int, unread: float, least: float
     ) -> tuple[float, float]:
         """What decodes, with these sums of contexts, add to a step of `num_prefill_tokens` prompt tokens, in ns; and
-        the context at which they are priced, as a multiple of the last measured one."""
+        the context at which they are priced, as a multiple of the last measured one. `unread` tokens of each context
+        are in the device's cache, and `least` of it counts at least."""
         mean, spread = total / num_decodes, deviation(num_decodes, total, total_of_squares)
+        if unread:
+            mean = read_context(mean, unread, least)
         gain = self._mixed_gain.at(num_prefill_tokens)(num_decodes) if self._mixed_gain else 0.0
         context = mean + gain * spread
         curve = self.decode.at(num_decodes)
@@ -93,6 +96,11 @@ class AttentionCost:
                 extra += weight * (self._mixing[high].at(num_decodes)(context) - extra)
             time += self._factor * extra
         return time, context / curve.end
+
+
+def read_context(context: float, unread: float, least: float) -> float:
+    """The context that takes as long as `context` of which so many tokens are in the device's cache."""
+    return max(context - unread, least * context)
 
 
 def deviation(num_decodes: int, total: int, total_of_squares: int) -> float:

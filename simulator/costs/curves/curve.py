@@ -37,10 +37,16 @@ class Curve:
     def __init__(self, xs: Sequence[float], ys: Sequence[float], tail: float) -> None:
         self.xs = [float(x) for x in xs]
         self.ys = [float(y) for y in ys]
-        pairs = list(zip(self.xs, self.ys, strict=True))
-        self.slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(pairs[:-1], pairs[1:], strict=True)]
+        if len(self.xs) != len(self.ys):
+            raise ValueError(f"{len(self.xs)} points and {len(self.ys)} times")
+        self.slopes: list[float] = []
+        last_x, last_y = self.xs[0], self.ys[0]
+        for i in range(1, len(self.xs)):  # compiled, pairs would be objects
+            x, y = self.xs[i], self.ys[i]
+            self.slopes.append((y - last_y) / (x - last_x))
+            last_x, last_y = x, y
         self.slopes.append(float(tail))
-        self.end = self.xs[-1]
+        self.end = last_x
         self._array: tuple[NDArray[np.float64], ...] | None = None
         self._begin = self._stop = math.inf  # of the piece that was asked for last, since contexts grow slowly
         self._first = self._slope = 0.0  # its time at its begin, and its slope
@@ -140,11 +146,11 @@ class Surface:
             return Curve(curve.xs, ys, self._tail(row, curve.xs[-1], ys[-1]))
         below, above = self.at(low), self.at(high)
         if below.xs == above.xs:  # as most often; to ask both for each time would take several times as long
-            xs, pairs = below.xs, list(zip(below.ys, above.ys, strict=True))
+            xs, lower, upper = below.xs, below.ys, above.ys
         else:
             xs = sorted({*below.xs, *above.xs})
-            pairs = [(below(x), above(x)) for x in xs]
-        ys = [lower + weight * (upper - lower) for lower, upper in pairs]
+            lower, upper = [below(x) for x in xs], [above(x) for x in xs]
+        ys = [low_y + weight * (upper[i] - low_y) for i, low_y in enumerate(lower)]
         curve = Curve(xs, ys, below.slopes[-1] + weight * (above.slopes[-1] - below.slopes[-1]))
         curve.end = min(below.end, above.end)  # from there on one of the two is carried on
         return curve

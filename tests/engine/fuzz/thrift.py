@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.tiers.tier import DEVICE, HOST, Tier
 from engine.core.plan import StepDraft, StepPlan
 from engine.core.planning.step_planner import Cut
@@ -116,7 +117,8 @@ class Thrift:
         hash_of = {each.block: block_hash for block_hash, each in host._cached.items()}
         for transfer in plan.transfers:
             if (transfer.source_tier, transfer.target_tier) == (DEVICE, HOST):
-                still = offload.index.find([hash_of[transfer.target]], 1) if transfer.target in hash_of else []
+                known = [hash_of[target]] if (target := transfer.target) in hash_of else []
+                still = offload.index.find(BlockHashes(known), 0, 1)
                 assert not still or offload.index.is_pending(still[0]), "what the device still has goes to the host"
 
     def _check_tokens(self, workload: Workload, plan: StepPlan) -> None:

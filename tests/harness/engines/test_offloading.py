@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from engine.core.scheduler_options import OffloadOptions
 from harness.engines.resolving.memory import resolve_tiers
-from harness.engines.resolving.system import resolve
+from harness.engines.resolving.system import model_shape, resolve
 from harness.errors import ConfigError
 from harness.results.stored.files import read_results
 from harness.terminal import run
+from simulator.models.kv_pool import KVPool
 from simulator.versions.vllm_versions import vllm_version
 from tests.harness.builders import config
 
@@ -31,7 +33,7 @@ def summary(folder: Path, *overrides: str) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path) -> None:
+def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     without, told = summary(tmp_path / "none"), summary(tmp_path / "tiers", *TIERS)
     assert told["prefix_cache_hit_rate"] > without["prefix_cache_hit_rate"] > 0
     assert told["host_hit_rate"] > 0 < told["disk_hit_rate"] and without["host_hit_rate"] == 0
@@ -47,6 +49,7 @@ def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path) -> None:
     assert told["blocks_from_disk"] == steps["num_blocks_from_disk"].sum() > 0 < told["blocks_to_disk"]
     assert told["bytes_from_disk"] == told["blocks_from_disk"] * told["kv_block_bytes"]
     assert told["parked_s"] == pytest.approx(requests["parked_time"].sum())
+    assert re.search(r"steps waited [\d.]+ s, requests 0\.0\d+ s in sum", " ".join(capsys.readouterr().out.split()))
     assert told["transfer_wait_s"] == pytest.approx(steps["transfer_time"].sum()) and told["transfer_wait_s"] > 0
 
 
@@ -54,11 +57,26 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
     settings = config(*RUN, *TIERS, "tiers.overlap=false", "tiers.disk.eviction=fifo")
     system = resolve(settings)
     each = system.pool.block_bytes * 2
-    tiers = resolve_tiers(settings.tiers, system.pool, 2, settings.network, vllm_version(None))
+    tiers = resolve_tiers(settings.tiers, system.pool, 2, settings.network, vllm_version(None), system.model)
     assert tiers.num_host_blocks == int(0.005 * 2**30) // each
     expected = OffloadOptions(num_disk_blocks=2**30 // each, overlap=False, disk_eviction="fifo")
     assert tiers.offload == expected
-    assert resolve_tiers(config(*RUN).tiers, system.pool, 2, settings.network, vllm_version(None)).offload is None
+    none = resolve_tiers(config(*RUN).tiers, system.pool, 2, settings.network, vllm_version(None), system.model)
+    assert none.offload is None
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "copies"),
+    [("deepseek-v3", "0.33", 1), ("deepseek-v3", "0.27", 1), ("deepseek-v3", "0.19", 8), ("deepseek-v3.2", "0.27", 8),
+     ("deepseek-v3.2", "0.33", 1), ("llama-3.1-8b", "0.33", 8)],
+)  # fmt: skip
+def test_latents_are_on_the_host_of_vllm_once(model: str, version: str, copies: int) -> None:
+    """As each rank has all of them; of other KV each has its own heads."""
+    settings = config("tiers=vllm", "scheduler=vllm", "tiers.host.gib=64", f"model={model}", "num_blocks=100")
+    pool = KVPool(100, 16, 1 << 20)
+    shape = model_shape(settings.model, "none", "auto")
+    tiers = resolve_tiers(settings.tiers, pool, 8, settings.network, vllm_version(version), shape)
+    assert tiers.num_host_blocks == 64 * 1024 // copies
 
 
 @pytest.mark.parametrize(

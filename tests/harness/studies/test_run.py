@@ -20,8 +20,9 @@ import pytest
 from engine.core.plan import StepOutcome
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.jobs import execute
-from harness.record.plan_log import PlanLog
+from harness.record.plan_log import PLAN_COLUMNS, PlanLog
 from harness.record.recorder import Recorder
+from harness.record.rows import Rows
 from harness.results.stored.files import read_results
 from harness.terminal import run
 from tests.harness.builders import ROOT, TRACES, config
@@ -222,11 +223,20 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
             self._take()
             super().frombytes(data)
 
+    class FullRows(Rows):
+        left = 300
+
+        def add(self, row: bytes) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError
+            super().add(row)
+
     start = PlanLog.__init__
 
     def make(self: PlanLog) -> None:
         start(self)
-        setattr(self, buffer, Full("q"))
+        setattr(self, buffer, FullRows(len(PLAN_COLUMNS)) if buffer == "plans" else Full("q"))
 
     monkeypatch.setattr(PlanLog, "__init__", make)
     with pytest.raises(EngineError, match="^out of memory; "):

@@ -21,7 +21,7 @@ def shared_blocks(trace: Trace, block_size: int) -> int:
     """Leading full blocks that the first two rows share."""
     identities = block_identities(trace, block_size)
     assert identities is not None
-    one, two = identities(0), identities(1)
+    one, two = identities(0).all(), identities(1).all()
     return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
@@ -48,7 +48,7 @@ def test_hash_ids_of_the_content_of_a_block_alone_share_prefixes_only(ids: list[
     assert identities is not None
     prefixes: dict[int, list[int]] = {}
     for row, each in enumerate(ids):
-        blocks = identities(row)
+        blocks = identities(row).all()
         assert len(blocks) == len(each)
         for end, block in enumerate(blocks, 1):
             assert prefixes.setdefault(block, each[:end]) == each[:end]
@@ -60,7 +60,7 @@ def test_hash_ids_may_be_any_64_bit_number() -> None:
     table = trace_table({"num_prompt_tokens": [16] * 6, "num_output_tokens": [1] * 6, "hash_ids": ids})
     identities = block_identities(Trace("t", table, "made", 16), 16)
     assert identities is not None
-    blocks = [identities(row)[0] for row in range(6)]
+    blocks = [identities(row).at(0) for row in range(6)]
     assert len(set(blocks)) == 6 and min(blocks) >= 0
 
 
@@ -78,7 +78,7 @@ def test_token_ids_hash_as_the_engine_hashes_them() -> None:
     identities = block_identities(Trace("t", table, "made"), 4)
     (engine_side,) = Request(0, 10, 1, token_ids=tokens.tolist()).sequences
     engine_side.hash_blocks(4, 2)
-    assert identities is not None and identities(0) == engine_side.block_hashes
+    assert identities is not None and identities(0).all() == engine_side.block_hashes
 
 
 def test_a_turn_finds_what_its_session_said_before_and_nobody_else_does() -> None:

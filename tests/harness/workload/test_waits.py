@@ -96,7 +96,7 @@ def test_a_chain_is_a_session_bit_for_bit(think_time: str) -> None:
 def test_prompts_share_what_they_go_on_from() -> None:
     identities = block_identities(read(FORK), 8)
     assert identities is not None
-    blocks = [identities(row) for row in range(5)]
+    blocks = [identities(row).all() for row in range(5)]
     assert blocks[2][:5] == blocks[0] and blocks[3][:5] == blocks[0], "both begin with prompt and answer of 0"
     assert blocks[2][5:] and not {*blocks[2][5:]} & {*blocks[3]}, "their own tokens are no longer shared"
     assert not {*blocks[1]} & {*blocks[0]}, "a shorter prompt is a new one"
@@ -121,7 +121,7 @@ def test_hash_ids_tell_what_an_answer_becomes_part_of() -> None:
     trace = read(columns)
     identities = block_identities(trace, 8)
     assert identities is not None
-    blocks = [identities(row) for row in range(5)]
+    blocks = [identities(row).all() for row in range(5)]
     assert blocks[0] == blocks[2][:5] and blocks[0][:4] == blocks[3][:4]
     assert len(blocks[3]) == 7, "the prompt of 4 is another one, so nobody tells what the answer of 3 is"
     source = PromptSource(trace, 1000, seed=0)

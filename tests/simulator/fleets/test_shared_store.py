@@ -169,6 +169,14 @@ def test_a_load_takes_the_time_of_its_bytes_and_the_latency_of_the_network() -> 
     assert result.summary["store_hit_rate"] == pytest.approx(num_blocks * 16 / (2 * 4096))
 
 
+def test_compressed_is_stepped() -> None:
+    """Turns find on another server what the turn before them generated, which that server stored step by step."""
+    base = ("replicas=2", "trace=sharegpt_multiturn", "arrival=sessions", "arrival.think_time=5", "tiers=shared",
+            "trace.num_requests=12", "model=qwen3-8b", "cost=roofline", "seed=0")  # fmt: skip
+    stepped, compressed = (run(*base, f"engine.compress={each}").requests for each in ("false", "true"))
+    assert stepped.equals(compressed) and stepped["num_store_cached_tokens"].sum() > 1000
+
+
 def test_servers_of_one_node_share_a_store_and_others_do_not() -> None:
     base = ("replicas=4", "trace=shared_prefix", "trace.num_prefixes=1", "trace.prefix_tokens=1600", "tiers=shared",
             "trace.num_requests=8", "arrival=constant", "arrival.rate=1", "model=qwen3-8b")  # fmt: skip

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, abc
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
@@ -47,6 +48,10 @@ class RangePool(Pool):
         return 0  # no block is shared
 
     @property
+    def num_shared(self) -> int:
+        return 0
+
+    @property
     def num_uncached(self) -> int:
         return self._num_free
 
@@ -74,9 +79,9 @@ class RangePool(Pool):
         return list(range(start, start + count))
 
     def give_back(self, blocks: list[int]) -> None:
-        self.release(blocks, [], 0)
+        self.release(blocks, None, 0)
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         """Free the range `table`, which joins the holes beside it; no block has a hash."""
         start, size = table[0], len(table)
         starts, sizes = self._starts, self._sizes
@@ -109,8 +114,8 @@ class RangePool(Pool):
     def is_shared(self, block: int) -> bool:
         return False
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
-        return sum(map(len, tables))
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
+        return sum(map(len, tables)), 0
 
     def num_references(self, block: int) -> int:
         return 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
 from engine.core.kv.pool import Pool
@@ -39,6 +40,10 @@ class RadixPool(Pool):
     @property
     def num_extra_references(self) -> int:
         return self._tree.num_extra_references
+
+    @property
+    def num_shared(self) -> int:
+        return self._tree.num_shared
 
     @property
     def num_uncached(self) -> int:
@@ -88,7 +93,7 @@ class RadixPool(Pool):
     def num_references(self, block: int) -> int:
         return 1
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
         raise NotImplementedError("asked of the manager")
 
     def hold(self, blocks: list[int]) -> None:
@@ -97,7 +102,7 @@ class RadixPool(Pool):
     def drop_shared(self, blocks: list[int]) -> None:
         raise NotImplementedError("sequences hold nodes")
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         self._free += reversed(table)
 
 
@@ -212,13 +217,13 @@ class RadixManager(BlockManager):
             sequence.num_registered_blocks = 0
         self._ends.pop(sequence, None)
 
-    def count_blocks(self, without: Iterable[Sequence]) -> tuple[int, int]:
+    def count_blocks(self, without: Iterable[Sequence]) -> tuple[int, int, int]:
         leaving = list(without)
         num_own = sum(len(each.block_table) - each.num_registered_blocks for each in leaving)
-        num_freed = self.tree.num_freed_by(self._ends[each] for each in leaving)
+        num_freed, num_unshared = self.tree.num_given_up_by(self._ends[each] for each in leaving)
         num_references = sum(each.num_registered_blocks for each in leaving)
         num_saved = self.tree.num_extra_references - num_references + num_freed
-        return self.num_used_blocks() - num_own - num_freed, num_saved
+        return self.num_used_blocks() - num_own - num_freed, num_saved, self.tree.num_shared - num_unshared
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         running = [each for each in sequences if each.block_table]

@@ -42,6 +42,7 @@ class RadixTree:
     Attributes:
         num_evictable: blocks of nodes that nobody holds.
         num_extra_references: blocks of nodes, counted once for each holder beyond the first.
+        num_shared: blocks of nodes that have several holders.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class RadixTree:
         self.root.lock = 1
         self.num_evictable = 0
         self.num_extra_references = 0
+        self.num_shared = 0
         self._leaves: list[tuple[int, int, Node]] = []  # a heap; entries may be out of date, none is missing
 
     def match(self, hashes: list[int], limit: int) -> tuple[Node, list[int]]:
@@ -87,6 +89,8 @@ class RadixTree:
         while node.parent is not None:
             if node.lock:
                 self.num_extra_references += len(node.blocks)
+                if node.lock == 1:
+                    self.num_shared += len(node.blocks)
             else:
                 self.num_evictable -= len(node.blocks)
             node.lock += 1
@@ -97,6 +101,8 @@ class RadixTree:
             node.lock -= 1
             if node.lock:
                 self.num_extra_references -= len(node.blocks)
+                if node.lock == 1:
+                    self.num_shared -= len(node.blocks)
             else:
                 self.num_evictable += len(node.blocks)
                 self._offer(node)
@@ -117,14 +123,21 @@ class RadixTree:
             self._offer(parent)
             return leaf.blocks
 
-    def num_freed_by(self, nodes: Iterable[Node]) -> int:
-        """Blocks that nobody holds any more when each of `nodes` is unlocked once."""
+    def num_given_up_by(self, nodes: Iterable[Node]) -> tuple[int, int]:
+        """Blocks that nobody holds any more when each of `nodes` is unlocked once, and blocks that no longer have
+        several holders then."""
         counts: Counter[Node] = Counter()
         for node in nodes:
             while node.parent is not None:
                 counts[node] += 1
                 node = node.parent
-        return sum(len(node.blocks) for node, number in counts.items() if number == node.lock)
+        num_freed = num_unshared = 0
+        for node, number in counts.items():
+            if number == node.lock:
+                num_freed += len(node.blocks)
+            if node.lock - number <= 1 < node.lock:
+                num_unshared += len(node.blocks)
+        return num_freed, num_unshared
 
     def depth_first(self, ends: list[Node]) -> list[int]:
         """The indices of `ends` in SGLang's order `dfs-weight`: of subtrees the one with the most of them first, and a
@@ -208,6 +221,7 @@ class RadixTree:
         assert self.num_evictable == sum(len(node.blocks) for node in nodes if not node.lock)
         extra = sum((node.lock - 1) * len(node.blocks) for node in nodes if node.lock)
         assert self.num_extra_references == extra, "extra references are miscounted"
+        assert self.num_shared == sum(len(node.blocks) for node in nodes if node.lock > 1), "shared are miscounted"
         offered = {node for _, _, node in self._leaves}
         assert offered >= {node for node in nodes if not node.lock and not node.children}, "a leaf can never go"
 

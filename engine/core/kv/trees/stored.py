@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
@@ -28,6 +29,7 @@ class StoredPool(Pool):
         self._queue = dict.fromkeys(range(num_blocks))
         self._forget = forget
         self._num_extra = 0
+        self._num_shared = 0
 
     @property
     def num_uncached(self) -> int:
@@ -36,6 +38,10 @@ class StoredPool(Pool):
     @property
     def num_extra_references(self) -> int:
         return self._num_extra
+
+    @property
+    def num_shared(self) -> int:
+        return self._num_shared
 
     @property
     def num_free(self) -> int:
@@ -57,15 +63,17 @@ class StoredPool(Pool):
         for block in blocks:
             if self._references[block]:
                 self._num_extra += 1
+                self._num_shared += self._references[block] == 1
             else:
                 del self._queue[block]
             self._references[block] += 1
 
-    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:
                 self._num_extra -= 1
+                self._num_shared -= self._references[block] == 1
             else:
                 self._queue[block] = None
 
@@ -81,11 +89,12 @@ class StoredPool(Pool):
     def num_references(self, block: int) -> int:
         return self._references[block]
 
-    def num_freed_by(self, tables: list[list[int]]) -> int:
+    def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
         if not self._num_extra:
-            return sum(map(len, tables))
-        counts = Counter(block for table in tables for block in table)
-        return sum([self._references[block] == count for block, count in counts.items()])
+            return sum(map(len, tables)), 0
+        counts, references = Counter(block for table in tables for block in table), self._references
+        num_freed = sum([references[block] == count for block, count in counts.items()])
+        return num_freed, sum([references[block] - count <= 1 < references[block] for block, count in counts.items()])
 
     def give_back(self, blocks: list[int]) -> None:
         raise NotImplementedError("nobody sets blocks aside")
@@ -99,6 +108,7 @@ class StoredPool(Pool):
         assert counted == references, "references are miscounted"
         assert self._queue.keys() == set(range(len(self._references))) - counted.keys(), "a block is lost or held twice"
         assert self._num_extra == sum(counted.values()) - len(counted)
+        assert self._num_shared == sum(count > 1 for count in counted.values())
         return {}
 
 

@@ -54,7 +54,7 @@ def test_a_reservation_goes_where_a_search_of_all_blocks_puts_it(fit: Fit) -> No
                 held.append(table)
             elif held:
                 table = held.pop(rng.randrange(len(held)))
-                pool.release(table, [], 0)
+                pool.release(table, None, 0)
             free = [not any(block in table for table in held) for block in range(num_blocks)]
             assert pool.num_free == sum(free)
     assert refusals > 20

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.eviction import Eviction
@@ -36,12 +37,12 @@ class Reference:
         self.matched: list[int] = []  # by the last that was admitted
         remove = manager.index.remove
 
-        def evict(blocks: list[int], hashes: list[int]) -> None:
-            for block in reversed(blocks):
+        def evict(table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+            for block in reversed(table[start:end]):
                 assert block == self._next(), "another block should go"
                 del self.cached[block]
                 self.num_evicted += 1
-            remove(blocks, hashes)
+            remove(table, hashes, start, end)
 
         manager.pool._evict = evict  # type: ignore[attr-defined]
 
@@ -105,10 +106,10 @@ def test_the_block_that_goes_is_the_one_that_a_search_finds(eviction: Eviction, 
 
 def test_which_of_the_unhashed_blocks_of_a_release_goes_first() -> None:
     for tail_first in (False, True):
-        pool = BlockPool(3, has_one_queue=False, evict=lambda blocks, hashes: None)
+        pool = BlockPool(3, has_one_queue=False, evict=lambda *taken: None)
         pool.tail_first = tail_first
         table = pool.take(3)
-        pool.release(table, [7], 1)
+        pool.release(table, BlockHashes([7]), 1)
         assert pool.take(1) == [table[-1 if tail_first else 1]]
 
 
@@ -164,4 +165,27 @@ def test_cached_blocks_that_take_more_memory_are_fewer_and_the_oldest_go(evictio
     for sequence in held:
         manager.release(sequence)
     manager.check_integrity([])
-    assert sum(manager.pool.is_queued(block) for block in range(40)) == 40 / cached_size
+    assert sum(manager.pool.is_queued(block) for block in range(40)) >= 40 // cached_size
+
+
+def test_who_finds_a_prefix_or_copies_it_leaves_no_pages_of_layers_with_a_window() -> None:
+    """Three blocks that were computed leave three pages. Found again they have theirs in the queue still, where the
+    oldest go first; copied ones have none."""
+    manager = BlockManager(10, 1, cached_size=2.0)
+    hashes = {name: [100 * ord(name) + i for i in range(3)] for name in "abcd"}
+
+    def serve(number: int, name: str, *, is_copied: bool = False) -> int:
+        """The blocks that were found of a prefix of three."""
+        sequence = bare_sequence(number, 4, 1, block_hashes=[*hashes[name], number])
+        match = manager.match(sequence)
+        manager.admit(sequence, match, 4)
+        (manager.register_loaded if is_copied else manager.register)(sequence, 3)
+        manager.release(sequence)
+        manager.check_integrity([])
+        return len(match.blocks)
+
+    assert [serve(1, "a"), serve(2, "a"), serve(3, "b"), serve(4, "a"), serve(5, "b")] == [0, 3, 0, 3, 3]
+    assert serve(6, "c", is_copied=True) == 0
+    assert [manager.cached_prefix(each)[0] for each in hashes.values()] == [3, 3, 3, 0]
+    assert serve(7, "d") == 0  # in blocks that others were in, whose pages went before
+    assert sum(manager.cached_prefix(each)[0] for each in hashes.values()) == 10 - 3

@@ -188,7 +188,7 @@ def test_blocks_are_counted_without_those_that_only_some_sequences_hold() -> Non
         manager.admit(other, PrefixMatch(first.block_table[:2], 8, 0, False), 12)
     everybody = [first, second, third]
     assert manager.num_used_blocks() == 2 + 3
-    assert manager.count_blocks([]) == (5, 4)
-    assert all(manager.count_blocks([each]) == (4, 2) for each in everybody)
-    assert manager.count_blocks([first, third]) == (3, 0)
-    assert manager.count_blocks(everybody) == (0, 0)
+    assert manager.count_blocks([]) == (5, 4, 2)
+    assert all(manager.count_blocks([each]) == (4, 2, 2) for each in everybody)
+    assert manager.count_blocks([first, third]) == (3, 0, 0)
+    assert manager.count_blocks(everybody) == (0, 0, 0)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine.core.block_hashes import BlockHashes, SpannedHashes
 from engine.core.kv.prefix_index import PrefixIndex
 
 Entry = tuple[int, int]  # a block and its hash
@@ -57,7 +58,7 @@ class Twin:
 
     def find(self, hashes: list[int], start: int = 0) -> list[int]:
         limit = self.rng.randint(0, len(hashes) - start + 2)
-        found = self.index.find(hashes[start:], limit)
+        found = self.index.find(BlockHashes(hashes), start, start + limit)
         assert found == self.plain.find(hashes[start:][:limit])
         assert (hashes[0] in self.index) == bool(self.plain.blocks.get(hashes[0]))
         return found
@@ -82,7 +83,7 @@ class Twin:
         if count:
             blocks, new = [*range(self.num_blocks, self.num_blocks + count)], hashes[len(table) :][:count]
             self.num_blocks += count
-            self.index.add(blocks, new)
+            self.index.add(blocks, BlockHashes(new), 0, count)
             self.plain.add(blocks, new)
             self.hold(blocks)
             table += blocks
@@ -112,7 +113,7 @@ class Twin:
             size = self.rng.randint(1, len(taken))
             blocks, hashes = [[entry[i] for entry in taken[-size:]] for i in range(2)]
             del taken[-size:]
-            self.index.remove(blocks, hashes)
+            self.index.remove(blocks, BlockHashes(hashes), 0, size)
             self.plain.remove(blocks, hashes)
 
     def check(self) -> None:
@@ -143,8 +144,9 @@ def test_the_index_finds_what_a_plain_one_finds_whatever_is_evicted(in_any_order
 
 def test_blocks_that_were_never_found_are_entered_under_one_hash() -> None:
     index = PrefixIndex()
-    index.add([*range(100)], [*range(1000, 1100)])
+    table, hashes = [*range(100)], SpannedHashes([1000], 100, 100)
+    index.add(table, hashes, 0, 100)
     assert len(index._blocks) == 1
-    index.remove([*range(60, 100)], [*range(1060, 1100)])
+    index.remove(table, hashes, 60, 100)
     assert len(index._blocks) == 1
-    assert index.find([*range(1000, 1100)], 100) == [*range(60)] and len(index._blocks) == 60
+    assert index.find(hashes, 0, 100) == [*range(60)] and len(index._blocks) == 60

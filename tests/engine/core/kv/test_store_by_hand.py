@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.offload import Offload
 from engine.core.kv.prefix_match import NO_MATCH, Hit
@@ -64,12 +65,12 @@ def test_computed_blocks_come_when_the_step_has_run_the_head_last_and_no_block_t
     offload = Offload([host], [], overlaps=True)
     offload.share(store)
     (sequence,) = Request(0, 64, 1).sequences
-    pool = BlockPool(21, has_one_queue=False, evict=lambda blocks, hashes: None)
+    pool = BlockPool(21, has_one_queue=False, evict=lambda *taken: None)
     pool.take(20)  # the next is block 20
     offload.load(sequence, [Hit(host, 50)], pool)
     offload.note_computed([10, 11, 20, 12], [1, 2, 50, 3], [])
-    offload.index.add([12], [3])
-    offload.remove([12], [3])  # handed out before the step has run
+    offload.index.add([12], BlockHashes([3]), 0, 1)
+    offload.remove([12], BlockHashes([3]), 0, 1)  # handed out before the step has run
     assert 1 not in store.tier
     offload.settle(now=6)
     assert [each in store.tier for each in (1, 2, 3, 50)] == [True, True, False, False]

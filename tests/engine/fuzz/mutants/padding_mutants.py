@@ -11,7 +11,7 @@ _MUTANTS = [
     Mutant("padding keeps what a stop has discarded", "running/padding.py", "if len(row.block_table) > num_needed:",
            "if False:"),
     Mutant("what padding adds is found", "running/padding.py",
-           "(sequence.block_hashes or [])[: row.num_registered_blocks] or None", "sequence.block_hashes"),
+           "BlockHashes(sequence.hashes.part(0, row.num_registered_blocks))", "sequence.hashes"),
     Mutant("padding writes into what a fork holds", "running/padding.py", "if blocks.must_copy(row):", "if False:"),
     Mutant("padding outlives its batch", "running/padding.py", "if len(running.padding)",
            "if 0 and len(running.padding)"),

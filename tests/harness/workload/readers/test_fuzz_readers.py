@@ -140,7 +140,7 @@ def check_trace(trace: Trace) -> None:
         assert [len(ids) for ids in table["token_ids"]] == table["num_prompt_tokens"].tolist()
     if (identities := block_identities(trace, 16, 1 << 20)) is not None and table["num_prompt_tokens"].max() < 1 << 20:
         for row in range(len(table)):
-            identities(row)
+            identities(row).all()
     if "waits_for" in table:
         continued_rows(trace)
         check_arrivals(trace, SessionsArrival(rate=1.0, think_time="trace"))  # type: ignore[arg-type]

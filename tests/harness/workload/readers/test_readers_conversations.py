@@ -27,10 +27,9 @@ def shared(trace: Trace, first: int, second: int, block_size: int = 16) -> int:
     """Leading blocks that the contents of two rows have in common."""
     identities = block_identities(trace, block_size)
     assert identities is not None
-    pairs = zip(identities(first), identities(second), strict=False)
-    return next(
-        (number for number, (a, b) in enumerate(pairs) if a != b), min(map(len, map(identities, (first, second))))
-    )
+    one, other = identities(first).all(), identities(second).all()
+    pairs = zip(one, other, strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def test_servegen(tmp_path: Path) -> None:
