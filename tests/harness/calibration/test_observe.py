@@ -91,12 +91,13 @@ def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
 
 def test_a_median_of_0_has_no_error_to_conclude_with() -> None:
     errors = [("ttft", "median", 3.0), ("tpot", "median", None), ("tpot", "p90", -2.0), ("tpot", "mean", 9.0)]
-    names = ("metric", "statistic", "error_pct", "noise_floor_pct")
-    rows = [dict(zip(names, (*row, row[2] and 4.04), strict=True)) for row in errors]
+    names = ("metric", "statistic", "error_pct", "noise_floor_pct", "error_at_pace_pct")
+    rows = [dict(zip(names, (*row, row[2] and 4.04, row[2]), strict=True)) for row in errors]
     fitted = {"objective": {"errors_after": {"ttft median": 0.5}}}
     assert conclusion(fitted, {"errors": rows}, Path("c.yaml"), 7) == [
         "fitted loads: TTFT p50 +50.0 %",
         "held-out load: TTFT p50 +3.0 ± 4.0 %, TPOT p90 -2.0 ± 4.0 %",
+        "held-out load, at the pace that the fitted loads between it had: TTFT p50 +3.0 %, TPOT p90 -2.0 %",
         "use it with: cost.calibration=c.yaml num_blocks=7",
     ]
 
@@ -131,11 +132,12 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
         execute_in(tmp_path / "out", config(*asked, *PROFILED, *few))
         said = capsys.readouterr().out
         assert "probe: 16 clients for at most 1 s" in said and "the server knew prompts" not in said
-        assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load: " in said
+        assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load, at the pace of the server: " in said
         execute_in(tmp_path / "known", config(*asked, *PROFILED, *few))
         assert "the server knew prompts of this run" in capsys.readouterr().out
     found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]
-    ladder, itself, fitted, held_out, takes = found
+    ladder, itself, fitted, held_out, at_pace, takes = found
+    assert "at the pace that" in at_pace and at_pace != held_out
     assert fitted.startswith("fitted loads: TTFT p50 ") and re.search("E2EL p90 .* ± ", held_out)
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert document["score"] == "held_out" and not document["scored_on_fitted_data"]
@@ -151,7 +153,10 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
     assert measured.series["num_running"].max() > 0
     again = (f"cost.calibration={tmp_path / 'out' / 'calibration.yaml'}", "validation.score=held_out")
     same = compare(f"run:{tmp_path / 'out' / 'measured'}", tmp_path / "again", *PROFILED, *again)
-    assert same["errors"] == document["errors"]
+    columns = [name for name in same["errors"][0] if name != "error_at_pace_pct"]
+    assert [[row[name] for name in columns] for row in document["errors"]] == [
+        [*row.values()] for row in same["errors"]
+    ]
     slices = pd.read_csv(tmp_path / "out" / "slices.csv")
     assert f"in {len(slices)} slices" in ladder and f"of {len(slices)} slices" in itself
     assert slices["num_requests"][slices["held_out"]].sum() == document["num_scored"] == len(measured.requests) // 2
