@@ -154,7 +154,7 @@ def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Pat
     paced = {f"{row['metric']} {row['statistic']}": row["error_at_pace_pct"] for row in held_out["errors"]}
     pool = f" num_blocks={num_blocks}" if num_blocks else ""
     return [
-        f"fitted loads: {_listed(first)}",
+        f"fitted loads, at the pace of the server: {_listed(first)}",
         f"held-out load: {_listed(second, noise)}",
         f"held-out load, at the pace that the fitted loads between it had: {_listed(paced)}",
         f"use it with: cost.calibration={path}{pool}",

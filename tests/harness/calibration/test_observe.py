@@ -95,7 +95,7 @@ def test_a_median_of_0_has_no_error_to_conclude_with() -> None:
     rows = [dict(zip(names, (*row, row[2] and 4.04, row[2]), strict=True)) for row in errors]
     fitted = {"objective": {"errors_after": {"ttft median": 0.5}}}
     assert conclusion(fitted, {"errors": rows}, Path("c.yaml"), 7) == [
-        "fitted loads: TTFT p50 +50.0 %",
+        "fitted loads, at the pace of the server: TTFT p50 +50.0 %",
         "held-out load: TTFT p50 +3.0 ± 4.0 %, TPOT p90 -2.0 ± 4.0 %",
         "held-out load, at the pace that the fitted loads between it had: TTFT p50 +3.0 %, TPOT p90 -2.0 %",
         "use it with: cost.calibration=c.yaml num_blocks=7",
@@ -138,7 +138,7 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
     found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]
     ladder, itself, fitted, held_out, at_pace, takes = found
     assert "at the pace that" in at_pace and at_pace != held_out
-    assert fitted.startswith("fitted loads: TTFT p50 ") and re.search("E2EL p90 .* ± ", held_out)
+    assert fitted.startswith("fitted loads, at the pace of the server: TTFT p50 ") and re.search("E2EL p90 .* ± ", held_out)
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert document["score"] == "held_out" and not document["scored_on_fitted_data"]
     measured = load_measured(f"run:{tmp_path / 'out' / 'measured'}")
