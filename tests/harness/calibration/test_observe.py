@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ import yaml
 from experiments import PLAIN
 from harness import run
 from harness.calibration.ladder import make_ladder
+from harness.calibration.objective import measured_pace
 from harness.calibration.observe import conclusion, tokens_per_s
+from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.figures.pages import write_page
 from harness.measured import load_measured
 from harness.studies.machine_profiling import PROFILES
+from harness.validation.pace import Pace
+from harness.validation.simulated_run import simulated_at_pace, simulation_config
 from tests.harness.builders import config, execute_in
 from tests.harness.engines.serving.builders import serving
 from tests.harness.figures.pages.builders import Parsed, written
@@ -103,6 +108,24 @@ def test_a_median_of_0_has_no_error_to_conclude_with() -> None:
 
 
 @pytest.mark.long
+def test_the_pace_of_a_server_is_found(tmp_path: Path) -> None:
+    work = (*PROFILED, "trace=synthetic", *SHORT, "trace.num_requests=360", "arrival.rate=12")
+    settings = config(*work, "task=calibrate", "calibration.part=fitted", "validation.measured=run:none")
+    made = run(*work).requests
+    sent = load_measured(f"distserve:{write_distserve(tmp_path / 'm.exp', made)}")
+    settings = simulation_config(settings, sent)
+    system = resolve(settings)
+    slices = np.arange(360) // 30
+    true = Pace(np.array([0.0, 10.0, 20.0, 30.0]), np.array([1.0, 1.5, 1.0, 1.5]))
+    served = simulated_at_pace(settings, system, sent, system.cost_model(), true)
+    measured = replace(sent, requests=served.assign(slice=slices, load=1.0, held_out=slices % 2 == 1))
+    found = measured_pace(settings, system, measured, {})
+    expected = np.interp(found.times, true.times, true.slowness)
+    assert len(found.times) == 6 and found.slowness.max() / found.slowness.min() > 1.3
+    assert found.slowness == pytest.approx(expected / np.exp(np.log(expected).mean()), rel=0.05)
+
+
+@pytest.mark.long
 def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> None:
     path = fitted_on(tmp_path / "truth.yaml")
     path.write_text(path.read_text().replace("flops_efficiency: 0.5", json.dumps(TRUTH)[1:-1].replace(", ", "\n  "))
@@ -138,7 +161,9 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
     found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]
     ladder, itself, fitted, held_out, at_pace, takes = found
     assert "at the pace that" in at_pace and at_pace != held_out
-    assert fitted.startswith("fitted loads, at the pace of the server: TTFT p50 ") and re.search("E2EL p90 .* ± ", held_out)
+    assert fitted.startswith("fitted loads, at the pace of the server: TTFT p50 ") and re.search(
+        "E2EL p90 .* ± ", held_out
+    )
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert document["score"] == "held_out" and not document["scored_on_fitted_data"]
     measured = load_measured(f"run:{tmp_path / 'out' / 'measured'}")
