@@ -175,7 +175,8 @@ def _preemptions(summary: Mapping[str, Any]) -> str:
         return "none" if count == 0 else number(count)
     if summary["preempted_requests"] is None:
         return f"{count:,}"
-    hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
+    num_hit = summary["preempted_requests"]
+    hit = f"{num_hit:,} request{'s' * (num_hit != 1)} hit · {summary['recomputed_tokens']:,} tokens recomputed"
     by_kind = {kind: summary[f"{kind}_preemptions"] for kind in ("swapped", "partial")}
     return f"{count:,} · {hit}" + "".join(f" · {count:,} {kind}" for kind, count in by_kind.items() if count)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from engine.core.kv.tiers.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request, Sequence
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
+from simulator.acceptance import Speculation
 from simulator.copies.transfers import TierLinks
 from simulator.decode_run import Durations
 from tests.selection import examples
@@ -117,3 +119,24 @@ def test_without_a_link_a_scheduler_with_a_host_tier_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="host tier"):
         simulate(simple_trace([1], [1]), OpenLoop(np.array([0])), [scheduler])
+
+
+@pytest.mark.parametrize(("num_blocks", "lengths"), [(10, (14, 17)), (12, (6, 11)), (13, (28, 5)), (14, (14, 17))])
+def test_two_that_fill_the_pool_do_not_swap_each_other_out_for_ever(num_blocks: int, lengths: tuple[int, int]) -> None:
+    """Who comes back waits for room for the drafts of its first step, too; a block takes two steps to come back."""
+    scheduler = make_scheduler(
+        SchedulerOptions(policy="mixed", preemption="swap", watermark=0.0), num_blocks=num_blocks, block_size=4,
+        max_num_seqs=4, max_num_batched_tokens=64, num_host_blocks=64, transfer_block_us=1.0,
+        make_decodes=partial(Speculation((0.6, 0.4, 0.3), seed=0).make_decodes, plans_ahead=False),
+    )  # fmt: skip
+    for number, length in enumerate(lengths):
+        scheduler.add(Request(number, length, 24))
+    coming: list[tuple[int, Sequence]] = []
+    for now in range(1000):
+        for _, sequence in (each for each in coming if each[0] <= now):
+            scheduler.ready(sequence)
+        coming = [each for each in coming if each[0] > now]
+        if (plan := scheduler.schedule(now)) is not None:
+            coming += [(now + 2 * len(sequence.block_table), sequence) for sequence in plan.parked]
+            scheduler.commit(plan, now)
+    assert not scheduler.unfinished

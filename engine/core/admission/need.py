@@ -96,12 +96,13 @@ class Need:
 
 
 class Needs:
-    """Computes what sequences need to enter a lane with these limits."""
+    """Computes what sequences need to enter a lane with these limits, whose decodes verify at most `num_drafts`."""
 
-    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+    def __init__(self, blocks: BlockManager, limits: Limits, num_drafts: int) -> None:
         self._blocks = blocks
         self._offload = blocks.offload
         self._limits = limits
+        self._num_drafts = num_drafts
         self.padding: Padding | None = None  # of the step that is planned
 
     def look(self, need: Need) -> None:
@@ -110,6 +111,8 @@ class Needs:
         length, is_whole = sequence.num_tokens, limits.checks_full_prompt
         if sequence.host_blocks is not None:
             match, is_parked, is_whole = NO_MATCH, True, True
+            # Without room for the drafts of its first step it would give way again before that.
+            length = min(length + self._num_drafts, blocks.longest_sequence)
         elif sequence.request.prefilled_elsewhere:
             match, is_parked, is_whole = blocks.match(sequence), True, True
         elif offload is None:

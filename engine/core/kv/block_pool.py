@@ -11,7 +11,7 @@ outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever bl
 hashed or not.
 
 Layers with a sliding window may leave memory in the queue, too (`window_pages.py`). Then cached blocks and that are
-limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`segment.py`).
+limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`free_queue.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from itertools import chain
 from typing import Any
 
 from engine.core.block_hashes import BlockHashes
-from engine.core.kv.free_queue import FreeQueue
+from engine.core.kv.free_queue import FreeQueue, Segment
 from engine.core.kv.pool import Evict, Pool, all_ids
-from engine.core.kv.segment import Segment
 from engine.core.kv.window_pages import WindowPages
 
 
@@ -89,6 +88,9 @@ class BlockPool(Pool):
         num_entries, shared = sum(map(len, tables)), self._shared
         if not shared:
             return num_entries, 0
+        if len(tables) == 1:  # as nearly always
+            held = self._shared_in(tables[0])
+            return num_entries - len(held), sum([shared[block] == 1 for block in held])
         counts = Counter(chain.from_iterable([self._shared_in(table) for table in tables]))
         num_freed = num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
         return num_freed, sum([shared[block] <= count for block, count in counts.items()])

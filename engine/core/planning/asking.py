@@ -60,7 +60,7 @@ class Admission:
     def bind(self, limits: Limits) -> None:
         """Go by other `limits` of chunks from now on."""
         self.limits = limits
-        self.needs = Needs(self.blocks, limits)
+        self.needs = Needs(self.blocks, limits, self.running.decodes.tokens_per_decode - 1)
         self.look = self.needs.look
 
     @property

@@ -43,5 +43,5 @@ def _told(found: Mapping[str, str], num_runs: int) -> str:
         return text
     if not others:
         return f"{run}: {text}"
-    alike = "alike" if len({*found.values()}) > 1 else "the same"
-    return f"{text} ({run}; {alike} of {count(len(others), 'other run')})"
+    alike = "similar" if len({*found.values()}) > 1 else "the same"
+    return f"{text} ({run}; {alike} for {count(len(others), 'other run')})"

@@ -22,11 +22,11 @@ class CapacityConfig(ConfigModel):
         precision: the search ends when the 95 % interval reaches this share of the capacity to each side, or less.
         max_probes: most runs of a search.
         num_requests: requests of a probe; the first ones, which find the neighbourhood, have a fifth, the next two a
-            half, and the last ones up to six times as many, where the interval would stay too wide. Each leaves out its own ramp-up, in
-            place of metrics.warmup and metrics.drain.
+            half, and the last ones up to six times as many, where the interval would stay too wide. Each leaves out its
+            own ramp-up, in place of metrics.warmup and metrics.drain.
         workers: processes that run probes; null takes one per core.
-        confirm: run the lower end of the interval with this many times the requests of a probe, in up to four runs side by
-            side with other seeds (in one, where a trace comes from a file); 0 does not.
+        confirm: run the lower end of the interval with this many times the requests of a probe, in up to four runs
+            side by side with other seeds (in one, where a trace comes from a file); 0 does not.
     """
 
     over: Text | None = None
