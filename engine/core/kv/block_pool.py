@@ -22,9 +22,9 @@ from itertools import chain
 from typing import Any
 
 from engine.core.block_hashes import BlockHashes
-from engine.core.kv.free_queue import FreeQueue, Segment
+from engine.core.kv.free.free_queue import FreeQueue, Segment
+from engine.core.kv.free.window_pages import WindowPages
 from engine.core.kv.pool import Evict, Pool, all_ids
-from engine.core.kv.window_pages import WindowPages
 
 
 class BlockPool(Pool):

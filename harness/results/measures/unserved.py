@@ -32,8 +32,13 @@ def num_cut(requests: Rows) -> int:
 
 
 def unserved_text(summary: Mapping[Any, Any]) -> str:
-    """Such as `23 of 40 requests rejected, 17 cut short`; empty where all were served."""
+    """Such as `23 of 40 requests rejected, 17 cut short`; empty where all were served.
+
+    Of a run that was not ended early, unfinished requests are told, too: its servers have come to a standstill.
+    """
     words = {"rejected": "rejected", "truncated": "cut short"}
+    if summary.get("complete"):
+        words["unfinished"] = "unfinished"
     counts = {word: summary.get(key) for key, word in words.items()}
     parts = [f"{_count(number)} {word}" for word, number in counts.items() if number and not math.isnan(number)]
     if not parts:
@@ -56,6 +61,9 @@ def notes_on(result: RunResult, requests: Rows) -> list[str]:
         found.append(f"{_requests(len(errors))} rejected: {such_as}{example}{advice}")
     if cut := num_cut(requests):
         found.append(f"{_requests(cut)} cut short at the longest sequence that there may be; {limit}".rstrip("; "))
+    left = int((requests["status"] == "unfinished").to_numpy().sum())
+    if left and result.complete:
+        found.append(f"{_requests(left)} left unfinished: the run came to a standstill: they wait for ever")
     return found
 
 

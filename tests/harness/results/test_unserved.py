@@ -135,3 +135,12 @@ def test_a_prefix_cache_is_explained_only_where_it_found_nothing() -> None:
         shown = replace(served, summary=served.summary | {"prompts_share": False, "prefix_cache_hit_rate": hits})
         explained = hits == 0
         assert ("begin alike" in printed(shown.summary)) == ("begin alike" in shown.report()) == explained
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_run_that_came_to_a_standstill_says_so(complete: bool) -> None:
+    result = run_toy_engine([ToyRequest(float(i), 10, 5) for i in range(4)], num_blocks=BLOCKS_OF_16, until_s=3.0)
+    assert (result.requests["status"] == "unfinished").sum() == 1
+    summary = summarize(replace(result, meta={**META, "config": CONFIG}, complete=complete), MetricsConfig())
+    assert any("1 request was left unfinished: the run came" in note for note in summary["notes"]) == complete
+    assert ("NOT ALL SERVED 1 of 4 requests unfinished" in printed(summary)) == complete

@@ -117,7 +117,7 @@ def test_all_reduces_beyond_their_points_never_get_shorter(times: list[float], m
     if measured:
         model = cost(with_tables(RANKS, all_reduce=table), 2)
     else:
-        model = cost(RANKS, 2, **dict(zip(names, times, strict=True)))
+        model = cost(RANKS, 2, None, **dict(zip(names, times, strict=True)))
     alone = cost()
     found = [
         model.step_ns(step) - alone.step_ns(step)

@@ -8,7 +8,7 @@ growing old. So a prefix that was computed once and found often takes less memor
 
 from __future__ import annotations
 
-from engine.core.kv.free_queue import Segment
+from engine.core.kv.free.free_queue import Segment
 
 
 class WindowPages:
