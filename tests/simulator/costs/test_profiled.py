@@ -247,7 +247,9 @@ def test_constants_are_unused_where_the_profile_measured_what_they_stand_for() -
         measured = Profile(ranks, {**profile().tables, **tables})
         plain = cost(measured, 2)
         assert plain.unused_constants == expected
-        changed = {name for name in names if cost(measured, 2, None, **{name: 1.7}).step_ns(step) != plain.step_ns(step)}
+        changed = {
+            name for name in names if cost(measured, 2, None, **{name: 1.7}).step_ns(step) != plain.step_ns(step)
+        }
         assert not changed & expected
 
 
