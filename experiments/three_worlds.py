@@ -102,8 +102,7 @@ def observed(folder: Path) -> dict[str, Any]:
     before, after = (fit["objective"][key] for key in ("errors_before", "errors_after"))
     rows = [
         {"statistic": name, "before_pct": 100 * before[name], "fitted_pct": 100 * after[name],
-         "held_out_pct": errors[name]["error_pct"], "noise_pct": errors[name]["noise_floor_pct"],
-         "held_out_at_pace_pct": errors[name]["error_at_pace_pct"]}
+         "held_out_pct": errors[name]["error_pct"], "noise_pct": errors[name]["noise_floor_pct"]}
         for name in before
     ]  # fmt: skip
     slices = held_out["slices"]

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness.calibration.minimisation import Fit, Residuals, minimise
-from harness.calibration.objective import Misfit, Objective, make_objective, measured_pace
+from harness.calibration.objective import Misfit, make_objective
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import CalibrationConfig, LatencyFrom, Part
 from harness.engines.resolving import calibration_files
@@ -28,7 +28,6 @@ from harness.results.stored.environment import command_line
 from harness.results.stored.files import CALIBRATION
 from harness.results.terminal import print_line
 from harness.validation.error_statistics import part_of
-from harness.validation.pace import Pace
 from harness.validation.settings import different_settings
 from harness.validation.simulated_run import load_run, simulation_config
 from simulator.calibration import Calibration
@@ -54,10 +53,13 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     console = Console()
     for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
         print_line(console, f"! {warning}", "yellow")
-    first = objective
-    objective, fit, pace = _fitted(config, system, run, first, constants, console)
+    limit = config.calibration.max_evaluations
+    with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
+        known = _known(system, config.calibration)
+        residuals = None if objective.residuals is None else _with_distances(objective.residuals, known)
+        fit = minimise(_with_prior(objective.misfit, known), constants, limit, report, residuals)
     start = {name: constant.default for name, constant in constants.items()}
-    before = first.misfit(start)
+    before = objective.misfit(start)
     after = objective.misfit(fit.values)
     limits = at_limits(constants, fit.values)
     document = {
@@ -77,10 +79,9 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             "evaluations": fit.num_evaluations,
             "start": start,
             "limits": {name: [constant.low, constant.high] for name, constant in constants.items()},
-            "errors_before": first.errors(start),
+            "errors_before": objective.errors(start),
             "errors_after": objective.errors(fit.values),
         },
-        **({} if pace is None else {"pace": {"time_s": pace.times.tolist(), "slowness": pace.slowness.tolist()}}),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
     }
@@ -92,32 +93,6 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     print_line(console, text)
     console.print(f"constants: {output_dir / CALIBRATION}", highlight=False, soft_wrap=True)
     return document
-
-
-def _fitted(
-    config: RunConfig, system: System, run: MeasuredRun, first: Objective, constants: Mapping[str, Constant],
-    console: Console,
-) -> tuple[Objective, Fit, Pace | None]:  # fmt: skip
-    """What was minimised in the end, the fit, and the pace of a server whose loads came in slices.
-
-    Where the pace varied, constants that are the same all the time bend to what no such server does. So the pace is
-    taken from a first fit, and they are fitted once more at that pace.
-    """
-    known, has_pace = _known(system, config.calibration), "slice" in run.requests and first.residuals is not None
-    limit = max(config.calibration.max_evaluations // (1 + has_pace), 1)
-
-    def fit(objective: Objective, start: Mapping[str, Constant]) -> Fit:
-        with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
-            residuals = None if objective.residuals is None else _with_distances(objective.residuals, known)
-            return minimise(_with_prior(objective.misfit, known), start, limit, report, residuals)
-
-    found = fit(first, constants)
-    if not has_pace:
-        return first, found, None
-    pace = measured_pace(config, system, run, found.values)
-    objective = make_objective(config, system, run, pace)
-    again = fit(objective, {name: each._replace(default=found.values[name]) for name, each in constants.items()})
-    return objective, again._replace(num_evaluations=found.num_evaluations + again.num_evaluations), pace
 
 
 def chosen_constants(system: System, settings: CalibrationConfig) -> dict[str, Constant]:

@@ -18,14 +18,16 @@ from harness.calibration.minimisation import Residuals
 from harness.config import RunConfig
 from harness.config.schema.tasks.validation import Part
 from harness.engines.resolving.system import resolve
+from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.results.tables import Floats
 from harness.validation.error_statistics import part_of, statistics
-from harness.validation.pace import STEADY, Pace
-from harness.validation.simulated_run import priced_at_medians, simulated_at_pace
+from harness.validation.simulated_run import priced_at_medians, simulated_requests
 from harness.validation.step_errors import StepReplay, replay_steps
+from harness.workload.arrivals import make_arrivals
+from simulator.fleets.fleet_system import FleetSystem
 from simulator.system import System
 
 Misfit = Callable[[Mapping[str, float]], float]
@@ -34,7 +36,6 @@ Latencies = Callable[[Mapping[str, float]], tuple[pd.DataFrame, pd.DataFrame]]
 """The measured requests of the part, and those simulated with some constants."""
 _FITTED = ("ttft", "tpot", "e2el")
 _TAILS = {"p90": 0.1, "p95": 0.05, "p99": 0.01}
-_PACE_ROUNDS = 3  # queues grow and shrink with the pace, so it is not known at once
 _FEWEST = 10  # requests of a load in a tail that is fitted
 
 
@@ -58,8 +59,8 @@ class Objective(NamedTuple):
     residuals: Residuals | None = None
 
 
-def make_objective(config: RunConfig, system: System, run: MeasuredRun, pace: Pace = STEADY) -> Objective:
-    """The objective that `calibration.objective` names, of statistics for a server of this pace.
+def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
+    """The objective that `calibration.objective` names.
 
     `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration.
 
@@ -69,7 +70,7 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun, pace: Pa
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
         return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
-    latencies = at_pace(config, system, run, pace)
+    latencies = _latencies(config, system, run)
     has_loads = "load" in run.requests
 
     def errors(constants: Mapping[str, float]) -> dict[str, float]:
@@ -82,7 +83,7 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun, pace: Pa
     def misfit(constants: Mapping[str, float]) -> float:
         return float(np.linalg.norm(residuals(constants)))
 
-    of_each = (" of each load" if has_loads else "") + ("" if pace is STEADY else ", at the pace of the server")
+    of_each = " of each load" if has_loads else ""
     return Objective(f"RMS relative error of TTFT, TPOT, E2EL statistics{of_each}", misfit, errors, residuals=residuals)
 
 
@@ -103,24 +104,20 @@ def errors_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> dic
     return {" ".join(key): found[key] / value - 1 for key, value in wanted.items()}
 
 
-def measured_pace(config: RunConfig, system: System, run: MeasuredRun, constants: Mapping[str, float]) -> Pace:
-    """The pace of the server by the slices of `calibration.part`, of a run that has some."""
-    pace = STEADY
-    for _ in range(_PACE_ROUNDS):
-        pace = pace.after(*at_pace(config, system, run, pace)(constants))
-    return pace
-
-
-def at_pace(config: RunConfig, system: System, run: MeasuredRun, pace: Pace) -> Latencies:
-    """Of the requests of `calibration.part`, on a server of a pace."""
+def _latencies(config: RunConfig, system: System, run: MeasuredRun) -> Latencies:
     rows, latency_from = part_of(run.requests, config.calibration.part), config.validation.latency_from
     measured = with_latencies(run.requests, latency_from).iloc[rows]
-    kept = _kept(system)
+    kept, asynchronous = _kept(system), system.scheduler.async_scheduling
 
     def latencies(constants: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
         values = {**kept, **constants}
-        simulated = simulated_at_pace(config, system.with_front_end(values), run, system.cost_model(values), pace)
-        simulated = simulated.iloc[rows]
+        fleet = FleetSystem.alone(system.with_front_end(values))
+        engine = SimulatedEngine(fleet, run.trace, arrivals, system.cost_model(values))
+        engine.run()
+        recorded = engine.record.tables(run.trace, engine.unfinished())
+        requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)
+        simulated = requests.iloc[rows]
         wanted, served = (table["num_output_tokens"].to_numpy() for table in (measured, simulated))
         if unserved := int((wanted != served).sum()):  # with any constants, so no fit is possible
             raise ConfigError(

@@ -32,7 +32,6 @@ from harness.results.stored.files import CALIBRATION, LADDER, MEASURED, write_wh
 from harness.results.terminal import print_line
 from harness.studies.outcome import Given
 from harness.studies.run import serve
-from harness.validation.pace import Pace
 from harness.validation.validate import validate
 from harness.workload.arrivals import ClosedLoop, OpenLoop
 from harness.workload.readers import load_trace
@@ -93,8 +92,7 @@ def _fitted_and_scored(
     fitted = calibrate(config.model_copy(update=updates), folder)
     cost = config.cost.model_copy(update={"calibration": str(folder / CALIBRATION)})
     validation = validation.model_copy(update={"score": "held_out"})
-    pace = Pace(*(np.array(fitted["pace"][name]) for name in ("time_s", "slowness")))
-    return fitted, validate(config.model_copy(update={"validation": validation, "cost": cost}), folder, pace)
+    return fitted, validate(config.model_copy(update={"validation": validation, "cost": cost}), folder)
 
 
 def _seen_from_outside(config: RunConfig) -> tuple[str, ...]:
@@ -151,12 +149,10 @@ def conclusion(fitted: Mapping[str, Any], held_out: Mapping[str, Any], path: Pat
     first = {name: 100 * error for name, error in fitted["objective"]["errors_after"].items()}
     second = {f"{row['metric']} {row['statistic']}": row["error_pct"] for row in held_out["errors"]}
     noise = {f"{row['metric']} {row['statistic']}": row["noise_floor_pct"] for row in held_out["errors"]}
-    paced = {f"{row['metric']} {row['statistic']}": row["error_at_pace_pct"] for row in held_out["errors"]}
     pool = f" num_blocks={num_blocks}" if num_blocks else ""
     return [
-        f"fitted loads, at the pace of the server: {_listed(first)}",
+        f"fitted loads: {_listed(first)}",
         f"held-out load: {_listed(second, noise)}",
-        f"held-out load, at the pace that the fitted loads between it had: {_listed(paced)}",
         f"use it with: cost.calibration={path}{pool}",
     ]
 

@@ -138,9 +138,7 @@ def _headline(validation: Validation) -> Text:
 def error_table(errors: pd.DataFrame) -> Table:
     """For the terminal."""
     repeated = errors["noise_floor_pct"].notna().any()
-    has_pace = "error_at_pace_pct" in errors
-    more = [*(["noise %"] if repeated else []), *(["at its pace %"] if has_pace else [])]
-    table = _plain_table("", "", "measured", "simulated", "error %", *more)
+    table = _plain_table("", "", "measured", "simulated", "error %", *(["noise %"] if repeated else []))
     last = None
     for row in errors.to_dict("records"):
         metric, statistic = row["metric"], row["statistic"]
@@ -150,8 +148,7 @@ def error_table(errors: pd.DataFrame) -> Table:
         last = metric
         statistic = _STATISTICS.get(statistic, statistic)
         cells = [_value(metric, row["measured"]), _value(metric, row["simulated"]), _error(row["error_pct"])]
-        cells += [_unsigned(row["noise_floor_pct"])] if repeated else []
-        table.add_row(name, statistic, *cells, *([_error(row["error_at_pace_pct"])] if has_pace else []))
+        table.add_row(name, statistic, *cells, *([_unsigned(row["noise_floor_pct"])] if repeated else []))
     return table
 
 

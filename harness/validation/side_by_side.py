@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from harness.measured.own_run import SAMPLES, sample_steps
 from harness.results.tables import Floats, Ints, RunResult
 from harness.validation.error_statistics import (
     PARTS,
-    Values,
     align,
     comparison,
     is_in_part,
@@ -88,10 +86,8 @@ def compare(
     steps: list[StepReplay],
     system: System,
     warnings: list[str],
-    paced: pd.DataFrame | None = None,
 ) -> Validation:
-    """Compare `run`, with the noise of `repeats`, with the `result` of simulating `config` as `system`; and with the
-    requests `paced` of a simulation at the pace of its server."""
+    """Compare `run`, with the noise of `repeats`, with the `result` of simulating `config` as `system`."""
     settings, fitted = config.validation, system.calibration
     rows = part_of(run.requests, settings.score)
     whole = [with_latencies(each.requests, settings.latency_from) for each in (run, *repeats)]
@@ -106,8 +102,6 @@ def compare(
     slices = slice_table(whole[0], simulated) if "slice" in measured else None
     if slices is not None and not repeats:
         errors = with_noise_of_slices(errors, measured, scored)
-    if paced is not None:
-        errors = errors.assign(error_at_pace_pct=_errors_of(errors, statistics(paced.iloc[rows])))
     measured_levels = _levels(run)
     if settings.score != "all":
         measured_levels = measured_levels[_is_scored(run, measured_levels["time"], rows)]
@@ -132,15 +126,6 @@ def compare(
         warnings=warnings,
         slices=slices,
     )
-
-
-def _errors_of(errors: pd.DataFrame, found: Values) -> list[float]:
-    """Errors in percent of other simulated values, of the rows of `errors` that have some."""
-    rows = zip(errors["metric"], errors["statistic"], errors["measured"], strict=True)
-    return [
-        100 * (found.get((metric, statistic), math.nan) / measured - 1) if measured else math.nan
-        for metric, statistic, measured in rows
-    ]
 
 
 def _is_scored(run: MeasuredRun, times: pd.Series, rows: Ints) -> npt.NDArray[np.bool_]:

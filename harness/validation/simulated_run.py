@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig, TraceArrival
 from harness.config.schema.tasks.validation import LatencyFrom, ValidationConfig
 from harness.engines.resolving.system import resolve
-from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
-from harness.validation.pace import STEADY, Pace
-from harness.workload.arrivals import make_arrivals
-from simulator.costs.cost import CostModel
-from simulator.fleets.fleet_system import FleetSystem
-from simulator.system import System
 
 _POOL_TOLERANCE_PCT = 1.0
 
@@ -107,18 +99,3 @@ def simulated_requests(
     else:
         queued = seen_times(arrival, requests["finish_time"].to_numpy(dtype=np.float64), steps)
     return with_latencies(requests.assign(queued_time=queued), latency_from)
-
-
-def simulated_at_pace(config: RunConfig, system: System, run: MeasuredRun, cost: CostModel, pace: Pace) -> pd.DataFrame:
-    """The requests table, as of `simulated_requests`, of the requests of `run` on `system` at a pace of its server."""
-    trace, latency_from = run.trace, config.validation.latency_from
-    if pace is not STEADY:
-        sent = pace.to_server(trace.rows["arrival_time"].to_numpy(dtype=np.float64))
-        trace = replace(trace, rows=trace.rows.assign(arrival_time=sent))
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    engine = SimulatedEngine(FleetSystem.alone(system), trace, arrivals, cost)
-    engine.run()
-    recorded = engine.record.tables(trace, engine.unfinished())
-    asynchronous = system.scheduler.async_scheduling
-    requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)
-    return requests if pace is STEADY else pace.timed(requests, latency_from)

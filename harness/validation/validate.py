@@ -21,16 +21,9 @@ from harness.studies.run import serve
 from harness.validation.aggregates import has_aggregates_only, validate_aggregates
 from harness.validation.closed_loops import KIND, validate_rows
 from harness.validation.error_tables import print_validation, write_validation
-from harness.validation.pace import Pace
 from harness.validation.settings import different_device, different_settings
 from harness.validation.side_by_side import compare
-from harness.validation.simulated_run import (
-    different_pool,
-    load_run,
-    priced_at_medians,
-    simulated_at_pace,
-    simulation_config,
-)
+from harness.validation.simulated_run import different_pool, load_run, priced_at_medians, simulation_config
 from harness.validation.step_errors import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
 from simulator.calibration import Calibration
@@ -40,9 +33,8 @@ from simulator.costs.profiled import ProfiledCost
 _MAY_DIFFER_IN_REPEATS = {"progress", "plots", "results"}
 
 
-def validate(config: RunConfig, output_dir: Path, pace: Pace | None = None) -> dict[str, Any]:
-    """Compare as `config.validation` says, write everything to `output_dir` and return the content of validation.json;
-    with a `pace` of the measured server there are errors of a simulation at that pace, too.
+def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
+    """Compare as `config.validation` says, write everything to `output_dir` and return the content of validation.json.
 
     Raises:
         TwinServeError: the measured run or the configuration cannot be used.
@@ -71,8 +63,7 @@ def validate(config: RunConfig, output_dir: Path, pace: Pace | None = None) -> d
     warnings += _profile_warnings(run, priced)
     warnings += _service_warnings(run, served.result)
     warnings += _fit_warnings(run, system.calibration, settings.score)
-    paced = None if pace is None else simulated_at_pace(config, system, run, system.cost_model(), pace)
-    validation = compare(config, run, repeats, served.result, steps, system, warnings, paced)
+    validation = compare(config, run, repeats, served.result, steps, system, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
         write_validation_charts(output_dir, output_dir, config.plot)

@@ -7,7 +7,6 @@ fitted_on     the measured run, hashes of its data and of its requests' lengths,
 kept          `fitted_on` of earlier fits whose constants were kept
 objective     what was minimised, its value before and after, number of evaluations; widths of the constants, and which
               of them ended at a limit
-pace          of what task=observe measured: how many times as long as in the mean all took (slowness) at times in s
 date, command
 """
 

@@ -88,19 +88,16 @@ def _observed(
         constants = ", ".join(f"{name} {value:.4g}" for name, value in document["constants"].items())
     except (DocumentError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TwinServeError(f"{folder / CALIBRATION}: {error}") from error
-    held_out = [
-        {f"{row['metric']} {row['statistic']}": row.get(key) for row in errors}
-        for key in ("error_pct", "error_at_pace_pct")
-    ]
+    second = {f"{row['metric']} {row['statistic']}": row.get("error_pct") for row in errors}
     rows = [
         [Cell(f"{NAMES[name.split()[0]]} {_statistic({'statistic': name.split()[1]})}"),
-         *(_signed(each.get(name)) for each in (*fits, *held_out))]
+         *(_signed(each.get(name)) for each in (*fits, second))]
         for name in fits[1] if name.split()[0] in NAMES
     ]  # fmt: skip
     blocks = f" num_blocks={summary['num_blocks']}" if summary.get("num_blocks") else ""
     return section(
         "The server, observed",
-        table(["error %", "fitted loads, before the fit", "fitted loads", "held-out load", "at its pace"], rows),
+        table(["error %", "fitted loads, before the fit", "fitted loads", "held-out load"], rows),
         facts(
             [
                 ("Fitted constants", constants),

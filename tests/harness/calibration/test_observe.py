@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,11 @@ import yaml
 from experiments import PLAIN
 from harness import run
 from harness.calibration.ladder import make_ladder
-from harness.calibration.objective import measured_pace
 from harness.calibration.observe import conclusion, tokens_per_s
-from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.figures.pages import write_page
 from harness.measured import load_measured
 from harness.studies.machine_profiling import PROFILES
-from harness.validation.pace import Pace
-from harness.validation.simulated_run import simulated_at_pace, simulation_config
 from tests.harness.builders import config, execute_in
 from tests.harness.engines.serving.builders import serving
 from tests.harness.figures.pages.builders import Parsed, written
@@ -96,33 +91,14 @@ def test_tokens_count_as_far_as_they_are_in_the_window() -> None:
 
 def test_a_median_of_0_has_no_error_to_conclude_with() -> None:
     errors = [("ttft", "median", 3.0), ("tpot", "median", None), ("tpot", "p90", -2.0), ("tpot", "mean", 9.0)]
-    names = ("metric", "statistic", "error_pct", "noise_floor_pct", "error_at_pace_pct")
-    rows = [dict(zip(names, (*row, row[2] and 4.04, row[2]), strict=True)) for row in errors]
+    names = ("metric", "statistic", "error_pct", "noise_floor_pct")
+    rows = [dict(zip(names, (*row, row[2] and 4.04), strict=True)) for row in errors]
     fitted = {"objective": {"errors_after": {"ttft median": 0.5}}}
     assert conclusion(fitted, {"errors": rows}, Path("c.yaml"), 7) == [
-        "fitted loads, at the pace of the server: TTFT p50 +50.0 %",
+        "fitted loads: TTFT p50 +50.0 %",
         "held-out load: TTFT p50 +3.0 ± 4.0 %, TPOT p90 -2.0 ± 4.0 %",
-        "held-out load, at the pace that the fitted loads between it had: TTFT p50 +3.0 %, TPOT p90 -2.0 %",
         "use it with: cost.calibration=c.yaml num_blocks=7",
     ]
-
-
-@pytest.mark.long
-def test_the_pace_of_a_server_is_found(tmp_path: Path) -> None:
-    work = (*PROFILED, "trace=synthetic", *SHORT, "trace.num_requests=360", "arrival.rate=12")
-    settings = config(*work, "task=calibrate", "calibration.part=fitted", "validation.measured=run:none")
-    made = run(*work).requests
-    sent = load_measured(f"distserve:{write_distserve(tmp_path / 'm.exp', made)}")
-    settings = simulation_config(settings, sent)
-    system = resolve(settings)
-    slices = np.arange(360) // 30
-    true = Pace(np.array([0.0, 10.0, 20.0, 30.0]), np.array([1.0, 1.5, 1.0, 1.5]))
-    served = simulated_at_pace(settings, system, sent, system.cost_model(), true)
-    measured = replace(sent, requests=served.assign(slice=slices, load=1.0, held_out=slices % 2 == 1))
-    found = measured_pace(settings, system, measured, {})
-    expected = np.interp(found.times, true.times, true.slowness)
-    assert len(found.times) == 6 and found.slowness.max() / found.slowness.min() > 1.3
-    assert found.slowness == pytest.approx(expected / np.exp(np.log(expected).mean()), rel=0.05)
 
 
 @pytest.mark.long
@@ -155,15 +131,12 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
         execute_in(tmp_path / "out", config(*asked, *PROFILED, *few))
         said = capsys.readouterr().out
         assert "probe: 16 clients for at most 1 s" in said and "the server knew prompts" not in said
-        assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load, at the pace of the server: " in said
+        assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load: " in said
         execute_in(tmp_path / "known", config(*asked, *PROFILED, *few))
         assert "the server knew prompts of this run" in capsys.readouterr().out
     found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]
-    ladder, itself, fitted, held_out, at_pace, takes = found
-    assert "at the pace that" in at_pace and at_pace != held_out
-    assert fitted.startswith("fitted loads, at the pace of the server: TTFT p50 ") and re.search(
-        "E2EL p90 .* ± ", held_out
-    )
+    ladder, itself, fitted, held_out, takes = found
+    assert fitted.startswith("fitted loads: TTFT p50 ") and re.search("E2EL p90 .* ± ", held_out)
     document = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert document["score"] == "held_out" and not document["scored_on_fitted_data"]
     measured = load_measured(f"run:{tmp_path / 'out' / 'measured'}")
@@ -178,10 +151,7 @@ def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, caps
     assert measured.series["num_running"].max() > 0
     again = (f"cost.calibration={tmp_path / 'out' / 'calibration.yaml'}", "validation.score=held_out")
     same = compare(f"run:{tmp_path / 'out' / 'measured'}", tmp_path / "again", *PROFILED, *again)
-    columns = [name for name in same["errors"][0] if name != "error_at_pace_pct"]
-    assert [[row[name] for name in columns] for row in document["errors"]] == [
-        [*row.values()] for row in same["errors"]
-    ]
+    assert same["errors"] == document["errors"]
     slices = pd.read_csv(tmp_path / "out" / "slices.csv")
     assert f"in {len(slices)} slices" in ladder and f"of {len(slices)} slices" in itself
     assert slices["num_requests"][slices["held_out"]].sum() == document["num_scored"] == len(measured.requests) // 2

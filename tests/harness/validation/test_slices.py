@@ -11,7 +11,6 @@ import pytest
 from harness.errors import MeasuredRunError
 from harness.measured.own_run import _loads
 from harness.validation.error_statistics import comparison, statistics
-from harness.validation.pace import STEADY, Pace
 from harness.validation.slices import drift, slice_table, with_noise_of_slices
 from tests.harness.measured.builders import made_up
 
@@ -62,28 +61,6 @@ def test_the_drift_is_by_slices_and_by_thirds_of_the_run() -> None:
     assert f"by thirds of it: first {first:+.1f} %" in found["text"]
     nothing = drift(slices.assign(decode_simulated_s=0.0))
     assert nothing["text"] == "" and nothing["pace_thirds_pct"] is None
-
-
-def test_the_pace_is_that_of_the_slices_between() -> None:
-    pace = np.repeat([1.0, 1.0, 1.6], SLICES // 3)
-    measured, simulated = ladder(pace)
-    odd = (measured["slice"] % 2 == 1).to_numpy()
-    found = STEADY.after(measured[odd], simulated[odd])
-    assert found.slowness == pytest.approx(pace[1::2] / np.exp(np.log(pace[1::2]).mean()))
-    assert found.times == pytest.approx(np.arange(1, SLICES, 2) * EACH + (EACH - 1) / 2)
-    assert found.after(measured[odd], measured[odd]).slowness == pytest.approx(found.slowness), "it explains all"
-
-
-def test_a_server_of_half_the_pace_has_half_the_time() -> None:
-    pace = Pace(np.array([50.0, 100.0, 101.0]), np.array([1.0, 1.0, 2.0]))
-    times = np.array([0.0, 20.0, 100.0, 101.0, 301.0, np.nan])
-    server = pace.to_server(times)
-    assert server[:3] == pytest.approx(times[:3]) and server[4] - server[3] == pytest.approx(100)
-    assert server[3] - server[2] == pytest.approx(np.log(2), rel=0.01)
-    assert pace.to_clock(server) == pytest.approx(times, nan_ok=True)
-    request = made_up().iloc[[0]].assign(arrival_time=150.5, first_token_time=151.0, finish_time=160.5)
-    timed = pace.timed(request.assign(queued_time=np.nan), "arrival")
-    assert timed["e2el"].item() == pytest.approx(20, rel=1e-6) and timed["ttft"].item() == pytest.approx(1, rel=1e-6)
 
 
 def test_a_ladder_of_another_run_is_refused(tmp_path: Path) -> None:
