@@ -296,16 +296,8 @@ class BlockPool(Pool):
     def _queued_hashes(self) -> dict[int, int | None]:
         """The blocks in the queue with their hashes; proves that the queue is sound."""
         pages = self._pages.queued if self._pages else 0.0
-        self._queue.check_integrity(pages)
-        cached: dict[int, int | None] = {}
-        unhashed: dict[int, None] = {}
-        for segment in self._queue.segments:
-            left = segment.table[segment.start : segment.end]
-            if segment.hashes is not None:
-                cached |= zip(left, segment.hashes.part(segment.start, segment.end), strict=True)
-            else:
-                unhashed |= dict.fromkeys(left)
+        cached, unhashed = self._queue.check_integrity(pages)
         assert self.has_one_queue or not unhashed, "unhashed blocks are queued behind hashed ones"
         assert self._num_cached == len(cached), "cached blocks are miscounted"
         assert self._pages is None or self._num_cached + pages <= self._num_free, "more is cached than is free"
-        return cached | unhashed
+        return cached | dict.fromkeys(unhashed)

@@ -131,8 +131,11 @@ class FreeQueue:
         for block in blocks:
             of_block[block] = None
 
-    def check_integrity(self, pages: float) -> None:
-        """Prove that each block is found in its segment, and that so many `pages` are there; raises AssertionError."""
+    def check_integrity(self, pages: float) -> tuple[dict[int, int | None], list[int]]:
+        """Prove that each block is found in its segment, and that so many `pages` are there; raises AssertionError.
+
+        Returns the hashes of the blocks that have one, and the blocks without.
+        """
         of_hashed = [segment for segment in self.segments if segment.hashes is not None]
         hashed = {segment: segment.table[segment.start : segment.end] for segment in of_hashed}
         for segment in self.segments:
@@ -147,3 +150,11 @@ class FreeQueue:
         noted = {block: segment for segment in hashed.keys() - self._unnoted.keys() for block in hashed[segment]}
         found = {block: segment for block, segment in enumerate(self._of_block) if segment is not None}
         assert found == noted, "a block is in another segment"
+        cached: dict[int, int | None] = {}
+        unhashed: list[int] = []
+        for segment in self.segments:
+            if segment.hashes is None:
+                unhashed += segment.table[segment.start : segment.end]
+            else:
+                cached |= zip(hashed[segment], segment.hashes.part(segment.start, segment.end), strict=True)
+        return cached, unhashed
