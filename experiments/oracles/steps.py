@@ -13,7 +13,7 @@ MOST_EMPTY_STEPS = 200  # one after the other; a transfer takes fewer
 
 
 class EndlessError(RuntimeError):
-    """A case is not over after `MOST_STEPS` steps, or computes nothing for ever.
+    """A case is not over after `MOST_STEPS` steps that compute something, or computes nothing for ever.
 
     Attributes:
         steps: those before.
@@ -76,7 +76,7 @@ def run(engine: Engine, case: Case) -> list[Step]:
     """
     events, steps = case.events(), engine.steps
     unreported, num_empty = Step({}, [], set()), 0
-    for _ in range(MOST_STEPS):
+    while len(steps) < MOST_STEPS:
         arrivals, aborts = events.pop(len(steps), ((), ()))
         if engine.is_idle and not arrivals:
             if not events:

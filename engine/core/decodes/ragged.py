@@ -115,7 +115,7 @@ class RaggedDecodes(Decodes):
                 self._fills[step].pop(sequence, None)
         for step in entry.events:
             if step in self._events:
-                del self._events[step][sequence]
+                self._events[step].pop(sequence, None)  # one that has come may be there again, of a decode that rests
         self._sums.add(self.clock.step, entry.parts[:, self.clock.step - entry.position.joined :], sign=-1)
 
     def next_event(self) -> int:

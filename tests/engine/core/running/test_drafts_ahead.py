@@ -14,7 +14,7 @@ from engine.core.offloading.rules import OffloadingRules
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import OffloadOptions
 from engine.core.sequence import Request, Sequence
-from tests.engine.core.builders import chunks, ids, make, run
+from tests.engine.core.builders import bare_sequence, chunks, ids, make, run
 
 
 def drafting(first_gain: int = 1, **given: Any) -> Scheduler:
@@ -96,3 +96,19 @@ def test_a_decode_whose_drafts_are_more_than_a_prompt_leaves_sits_the_step_out()
     plans = [(chunks(plan), plan.num_decodes) for plan in run(scheduler)]
     assert plans[:2] == [([(0, 0, 5), (1, 0, 3)], 0), ([(0, 5, 5)], 0)]
     assert plans[4:] == [([(0, 20, 5)], 0), ([], 2)]
+
+
+def test_a_decode_whose_step_has_come_leaves_beside_a_padded_one_that_rests() -> None:
+    """What the first waited for has come with this step. The other joins now and rests, so that it waits for nothing
+    but this step either: who leaves must not be looked for among those that wait for it."""
+    decodes = RaggedDecodes(4, 12, 3, lambda sequence: np.arange(sequence.end_length + 1), plans_ahead=True)
+    first, resting = bare_sequence(0, 8, 2), bare_sequence(1, 9, 2)
+    for sequence in (first, resting):
+        sequence.set_computed(sequence.num_tokens)
+    decodes.join(first)
+    decodes.advance(1)
+    decodes.join(resting, is_padded=True)
+    assert resting in decodes.resting
+    for sequence in (first, resting):
+        decodes.remove(sequence)
+    decodes.check_integrity()
