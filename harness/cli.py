@@ -172,13 +172,10 @@ def _print_help(flags: Namespace) -> None:
 
 
 def _print_version() -> None:
-    from importlib import metadata  # imported late, as runs do without it
+    from harness.results.stored.environment import installed_version  # imported late, as runs do without it
 
-    try:
-        own = metadata.version("twinserve")
-    except metadata.PackageNotFoundError:
-        own = "from a checkout that is not installed"
-    print(f"TwinServe {own} (Hydra {metadata.version('hydra-core')})")
+    own = installed_version("twinserve") or "from a checkout that is not installed"
+    print(f"TwinServe {own} (Hydra {installed_version('hydra-core')})")
 
 
 def _import_line(flags: Namespace) -> None:

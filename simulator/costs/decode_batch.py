@@ -75,10 +75,7 @@ class DecodeBatch:
             else:
                 few = [each / num_decodes + offset for each in totals]
             return few[0], few[-1], [self._time(context, spread) for context in few]
-        contexts = work.contexts(num_steps) / num_decodes
-        if unread:
-            contexts = np.maximum(contexts - unread, self.least * contexts)
-        contexts += offset
+        contexts = self._read(work.contexts(num_steps) / num_decodes, unread) + offset
         return float(contexts[0]), float(contexts[-1]), self._times(contexts, spread)
 
     def _ragged(
@@ -86,11 +83,12 @@ class DecodeBatch:
     ) -> tuple[float, float, NDArray[np.float64]]:
         squares = work.num_decodes * work.squared_contexts(len(totals)) - totals * totals
         spreads: NDArray[np.float64] = np.sqrt(np.maximum(squares, 0)) / work.num_decodes
-        contexts: NDArray[np.float64] = totals / work.num_decodes
-        if unread:
-            contexts = np.maximum(contexts - unread, self.least * contexts)
-        contexts += self.gain * spreads
+        contexts: NDArray[np.float64] = self._read(totals / work.num_decodes, unread) + self.gain * spreads
         return float(contexts[0]), float(contexts[-1]), self._times(contexts, spreads)
+
+    def _read(self, contexts: NDArray[np.float64], unread: float) -> NDArray[np.float64]:
+        """`read_context` of each, bit for bit."""
+        return np.maximum(contexts - unread, self.least * contexts) if unread else contexts
 
     def _time(self, context: float, spread: float) -> float:
         time = self.base + self.attention(context)

@@ -147,10 +147,9 @@ class BlockManager:
         table, hashes = sequence.block_table, self._known_hashes(sequence, num_full)
         if hashes is None or (end := min(num_full, hashes.count)) <= start:
             return
-        contents = () if sequence.token_ids is None else self.contents_of(sequence, start, end)
+        contents = () if sequence.token_ids is None else [*self.contents_of(sequence, start, end)]
         self.index.add(table, hashes, start, end, contents)
         if self.offload is not None and self.offload.sight is not None:
-            contents = () if sequence.token_ids is None else self.contents_of(sequence, start, end)
             self.offload.note_computed(table[start:end], hashes.part(start, end), contents)
         if self._ranked is not None:
             parent = hashes.at(start - 1) if start else None

@@ -257,10 +257,7 @@ class BlockPool(Pool):
 
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
-        oldest = next(iter(self._queue.segments))
-        if oldest.pages:
-            oldest = next(segment for segment in self._queue.segments if not segment.pages)
-        return self._dequeue_from(oldest, count)
+        return self._dequeue_from(self._queue.oldest(), count)
 
     def _dequeue_from(self, segment: Segment, count: int) -> list[int]:
         table, start, end = segment.table, segment.start, segment.end

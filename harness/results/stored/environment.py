@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
     revision, dirty = _git_state(Path(__file__).resolve().parents[3])
     return {
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: installed_version(name) for name in _PACKAGES},
         "compiled_core": _is_compiled("engine.core.scheduler"),
         "git_revision": revision,
         "git_dirty": dirty,
@@ -74,8 +74,9 @@ def _is_compiled(module: str) -> bool:
     return spec is not None and not str(spec.origin).endswith(".py")
 
 
-def _version(package: str) -> str | None:
-    """From the first lines of the package's metadata: `metadata.version` parses all, such as the README in it."""
+def installed_version(package: str) -> str | None:
+    """None if it is not installed. From the first lines of its metadata: `metadata.version` parses all, such as the
+    README in it."""
     try:
         found = metadata.distribution(package)
     except metadata.PackageNotFoundError:

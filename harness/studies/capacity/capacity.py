@@ -219,7 +219,7 @@ def probe_config(config: RunConfig, number: int, num_requests: int, num_warmup: 
     if config.arrival.kind == "closed_loop":
         num_requests = min(max(num_requests, 10 * config.arrival.concurrency), 10 * num_requests)
     num_requests += num_warmup
-    drawn = getattr(config.trace, "num_requests", None) is not None
+    drawn = _is_drawn(config)
     limit = getattr(config.trace, "limit", None)
     size: dict[str, float] = (
         {"trace.num_requests": num_requests} if drawn else {"trace.limit": min(num_requests, limit or num_requests)}
@@ -240,6 +240,11 @@ def probe_config(config: RunConfig, number: int, num_requests: int, num_warmup: 
     return with_values(plain, size)
 
 
+def _is_drawn(config: RunConfig) -> bool:
+    """Whether the requests of the trace are drawn, as many as are asked for, and not read from a file."""
+    return getattr(config.trace, "num_requests", None) is not None
+
+
 def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> dict[str, Any]:
     """Run the load for `config.capacity.confirm` times the requests of a probe, with seeds that no probe has.
 
@@ -247,8 +252,7 @@ def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> d
     share of all is as sure as that of one long run. A file has one run, as each would begin with the same rows.
     """
     key, room, times = searched_key(config), room_of(config), config.capacity.confirm
-    is_drawn = getattr(config.trace, "num_requests", None) is not None
-    num_runs = max(1, min(_CONFIRMING_RUNS, int(times))) if is_drawn else 1
+    num_runs = max(1, min(_CONFIRMING_RUNS, int(times))) if _is_drawn(config) else 1
     num_requests = max(1, min(_LONGEST_RUN, round(times * config.capacity.num_requests)) // num_runs)
     asks = [Ask(load, _CONFIRMING - number, num_requests) for number in range(num_runs)]
     with console.status("confirming") if config.progress and console.is_terminal else nullcontext():

@@ -79,6 +79,11 @@ class FreeQueue:
             self._with_first[segment.table[segment.start]] = segment
             self._unnoted[segment] = None
 
+    def oldest(self) -> Segment:
+        """The first segment that has blocks; there must be one."""
+        oldest = next(iter(self.segments))
+        return next(segment for segment in self.segments if not segment.pages) if oldest.pages else oldest
+
     def find(self, block: int) -> Segment | None:
         """The segment of a block; None of one that is not free, or has no hash."""
         segment = self._with_first.get(block)
