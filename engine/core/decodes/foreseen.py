@@ -1,4 +1,4 @@
-"""A sequence whose tokens of all steps to come are known when it joins (`ragged.py`): its place, its course, and what is due when."""
+"""A sequence whose tokens of all steps to come are known when it joins (`ragged.py`): place, course, what is due."""
 
 from __future__ import annotations
 

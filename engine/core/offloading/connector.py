@@ -155,7 +155,7 @@ class Connector:
 
         Args:
             ends: the sequences of the step in order of admission, with the tokens that are computed after it.
-            num_known: as `RunningSet.num_known`.
+            num_known: as `registering.num_known`, of one of them.
         """
         for sequence in ends:
             state, table = self._states[sequence], sequence.block_table

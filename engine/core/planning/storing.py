@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer
 from engine.core.offloading.connector import Connector
 from engine.core.offloading.jobs import Job, Orders
 from engine.core.plan import StepDraft
+from engine.core.running.registering import num_known
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
 
@@ -29,11 +32,11 @@ class Storing:
         chunks = {chunk.sequence: chunk.start + chunk.num_tokens for chunk in draft.prefills}
         decodes = running.decodes.sequences if draft.num_decodes else ()
         self.planned = {
-            sequence: chunks.get(sequence) or running.num_known(sequence)
+            sequence: chunks.get(sequence) or num_known(running, sequence)
             for sequence in running.sequences
             if sequence in chunks or sequence in decodes
         }
-        self._connector.end_plan(self.planned, draft.admitted, running.num_known)
+        self._connector.end_plan(self.planned, draft.admitted, partial(num_known, running))
         if self.planned:
             for job in self._connector.jobs.pop_unplanned():
                 draft.transfers += _transfers(job, self._connector.rules.chunk_blocks)
