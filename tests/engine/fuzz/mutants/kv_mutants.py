@@ -151,8 +151,8 @@ KV_MUTANTS = [
     Mutant("a prompt is loaded to its last token", "kv/lower_tiers.py",
            "start, end = match.num_kept + len(match.blocks), (sequence.num_tokens - 1) //",
            "start, end = match.num_kept + len(match.blocks), sequence.num_tokens //"),
-    Mutant("tiers make room after what comes", "scheduler.py", "draft.transfers[:0] = self.blocks.pop_moves()",
-           "draft.transfers += self.blocks.pop_moves()"),
+    Mutant("tiers make room after what comes", "planning/composing.py",
+           "draft.transfers[:0] = blocks.pop_moves()", "draft.transfers += blocks.pop_moves()"),
     Mutant("decode steps drive out cached blocks", "planning/horizon.py",
            "if blocks.offload is not None or running.ending", "if running.ending"),
 ]  # fmt: skip
