@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from engine.core.admission.limits import Limits
 from engine.core.admission.refusal import Refusal
-from engine.core.admission.requests import Requests
 from engine.core.admission.skipping_queue import SkippingQueue
+from engine.core.admission.unfinished import UnfinishedRequests
 from engine.core.decodes.interface import NEVER, MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
@@ -94,7 +94,7 @@ class Scheduler:
             [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
         )
         refusal = Refusal(self.max_model_len, longest_prompt, limits.max_num_seqs // num_lanes, blocks)
-        self._requests = Requests(refusal)
+        self._requests = UnfinishedRequests(refusal)
         self.storing = None if blocks.connector is None else Storing(blocks.connector, self._lanes)
         self._composer = Composer(policy, blocks, self.waiting, self.storing, plans_ahead=plans_ahead)
 

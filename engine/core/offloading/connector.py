@@ -13,8 +13,8 @@ from collections import Counter, abc, defaultdict
 
 from engine.core.offloading.chunks import Chunks, HashesOf
 from engine.core.offloading.host_cache import HostCache
+from engine.core.offloading.host_loads import HostLoads
 from engine.core.offloading.jobs import Job, Jobs, SequenceState
-from engine.core.offloading.loads import Loads
 from engine.core.offloading.rules import OffloadingRules
 from engine.core.sequence import Sequence, SequenceStatus
 
@@ -38,7 +38,7 @@ class Connector:
         self.jobs = Jobs()
         self._chunks = Chunks(rules.chunk_blocks, block_size, hashes_of)
         self._states: defaultdict[Sequence, SequenceState] = defaultdict(SequenceState)
-        self.loads = Loads(cache, rules, self.jobs, self._chunks, self._states)
+        self.loads = HostLoads(cache, rules, self.jobs, self._chunks, self._states)
         # Ended since the last plan, and giving way with the last token under way: tokens to store, and known ones.
         self._ended: dict[Sequence, tuple[int, int]] = {}
         self._ending: dict[Sequence, tuple[int, int]] = {}

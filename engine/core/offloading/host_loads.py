@@ -11,7 +11,7 @@ from engine.core.offloading.rules import OffloadingRules
 from engine.core.sequence import Sequence
 
 
-class Loads:
+class HostLoads:
     """Looks for the chunks of waiting sequences on the host, and asks for copies of them.
 
     Args:

@@ -8,7 +8,7 @@ from engine.core.admission.refusal import Refusal
 from engine.core.sequence import FINISHED, Request, RequestRefusedError, Sequence
 
 
-class Requests:
+class UnfinishedRequests:
     """Those that wait or run, in the order they were added; `refusal` knows what can never run."""
 
     def __init__(self, refusal: Refusal) -> None:
