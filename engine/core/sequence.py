@@ -202,12 +202,12 @@ class Sequence(Lengths):
 
     @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - self.request.num_prompt_tokens
+        return self._num_tokens + self._clock.count - self.request.num_prompt_tokens
 
     @property
     def is_prefilled(self) -> bool:
         """Whether only the last known token, a generated one, is not in the cache, so that it can go on decoding."""
-        return self.num_computed_tokens == self.num_tokens - 1 and self.num_output_tokens > 0
+        return self._num_computed_tokens == self._num_tokens - 1 and self.num_output_tokens > 0
 
     def start_decoding(self, clock: Clock) -> None:
         """Let the lengths grow with `clock` from now on."""

@@ -44,7 +44,7 @@ class UnfinishedRequests:
         """Hold a request no longer; raises KeyError if it is not held."""
         return self._by_id.pop(request_id)
 
-    def end(self, ended: abc.Iterable[Sequence], now: int) -> list[Request]:
+    def end(self, ended: list[Sequence], now: int) -> list[Request]:
         """Sequences have ended; returns the requests that have no others, which are held no longer."""
         finished: list[Request] = []
         for sequence in ended:

@@ -177,7 +177,9 @@ class BlockPool(Pool):
             if self.has_one_queue:
                 self._queue.add(Segment(private, None, 0, len(private)))
             else:
-                self._free += private if self.tail_first else private[::-1]
+                if not self.tail_first:
+                    private.reverse()
+                self._free += private
         if num_hashed > num_kept and hashes is not None:
             self._enqueue(table, hashes, num_kept, num_hashed)
         if self._pages is not None:
@@ -225,11 +227,8 @@ class BlockPool(Pool):
         return blocks
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
-        """Prove the invariants, given how often sequences refer to each block; returns the hashes of queued blocks.
-
-        Raises:
-            AssertionError: a block is lost, free while it is held, or held with another count.
-        """
+        """Prove that no block is lost, free while it is held, or held with another count, given how often sequences
+        refer to each; returns the hashes of queued blocks. Raises AssertionError."""
         queued = self._queued_hashes()
         free = Counter([*self._free, *queued])
         assert all(count == 1 for count in free.values()), "a block is free twice"
