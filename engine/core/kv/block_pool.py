@@ -148,8 +148,9 @@ class BlockPool(Pool):
             start, segment = end, self._segment_of(blocks[end])
             num_leading = 0 if segment is None else segment.num_leading(blocks, start)
             end += num_leading or 1
-            while not num_leading and end < len(blocks) and self._segment_of(blocks[end]) is segment:
-                end += 1
+            if not num_leading:
+                while end < len(blocks) and self._segment_of(blocks[end]) is segment:
+                    end += 1
             parts.append((blocks[start:end], segment))
         return parts
 
