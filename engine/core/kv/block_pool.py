@@ -110,8 +110,7 @@ class BlockPool(Pool):
         self._free += reversed(blocks)
 
     def take_each(self, counts: list[int]) -> list[list[int]]:
-        """What `take` gives for each of `counts` in turn; at once, since what is found in the queue takes longer to
-        find than to take."""
+        """What `take` gives for each of `counts` in turn; at once, as the oldest takes longer to find than to take."""
         if self._pages is not None:
             return [self.take(count) for count in counts]
         total, num_uncached = sum(counts), len(self._free)
@@ -146,9 +145,11 @@ class BlockPool(Pool):
         end = 0
         while end < len(blocks):
             start, segment = end, self._segment_of(blocks[end])
-            num_leading = 0 if segment is None else segment.num_leading(blocks, start)
-            end += num_leading or 1
-            if not num_leading:
+            if segment is None:
+                end += self._sharing.num_leading(blocks, start) or 1
+            elif num_leading := segment.num_leading(blocks, start):
+                end += num_leading
+            else:
                 while end < len(blocks) and self._segment_of(blocks[end]) is segment:
                     end += 1
             parts.append((blocks[start:end], segment))
@@ -171,8 +172,7 @@ class BlockPool(Pool):
             else:
                 table, hashes, num_hashed = without(shared, table, hashes, num_hashed)
         self._num_free += len(table) - num_kept
-        private = table[max(num_hashed, num_kept) :]
-        if private:
+        if private := table[max(num_hashed, num_kept) :]:
             if self._pages is not None:
                 self._pages.forget(private)
             if self.has_one_queue:

@@ -21,16 +21,23 @@ class SharedBlocks:
         self.references: dict[int, int] = {}
         self.num_extra = 0
 
+    def num_leading(self, blocks: list[int], place: int) -> int:
+        """How many of `blocks`, from `place` on, are shared up to the first that is not."""
+        references: dict[Any, int] = self.references
+        ids: list[Any] = blocks  # here and below: a compiled core would make new objects of numbers
+        end, num_ids = place, len(ids)
+        while end < num_ids and ids[end] in references:
+            end += 1
+        return end - place
+
     def among(self, table: list[int]) -> list[int]:
         """The shared blocks of `table`, in order: most often its first ones, and all there are."""
         references: dict[Any, int] = self.references
-        ids: list[Any] = table  # here and below: a compiled core would make new objects of numbers
-        num_leading, num_ids = 0, len(ids)
-        while num_leading < num_ids and ids[num_leading] in references:
-            num_leading += 1
+        num_leading = self.num_leading(table, 0)
         leading = table[:num_leading]
         if num_leading == len(references):
             return leading
+        ids: list[Any] = table
         return leading + [block for block in ids[num_leading:] if block in references]
 
     def add(self, blocks: list[int]) -> None:
