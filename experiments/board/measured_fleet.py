@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -49,7 +50,7 @@ _SERVICE = ("router=random",)
 _WEIGHTED = (
     "router=weighted_score", "router.options.no_hit_lru=2", "router.view_delay_ms=50", "router.view_of_steps=true"
 )  # fmt: skip
-_DRAWS = 4
+_DRAWS = 8
 _QUEUE = 0.5  # s; where the 90th percentile of TTFT is longer, requests wait: one whole prompt takes as long
 
 
@@ -91,14 +92,14 @@ REPORTS = {
 
 
 def points(data: Path, report: str, arm: str, every: int = 1) -> Found:
-    """A point for each stage of an arm of a report; all of them are one simulation, whatever `every` says."""
+    """A point for each stage of an arm of a report; all are simulated together, whatever `every` says."""
     source = REPORTS[report]
     measured = pd.read_csv(data / source.file)
     ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
     draws = _DRAWS if source.arms[arm] == ("router=token_load",) else 1
     simulated = [_stages(source, arm, ladder, seed) for seed in range(draws)]
     found = simulated[0][0]
-    means = pd.concat([stages for _, stages in simulated]).groupby(level=0).mean()
+    means: Any = pd.concat([stages for _, stages in simulated]).groupby(level=0).mean()
     of_arm = []
     for stage, row in enumerate(measured.to_dict("records"), start=1):
         predicted, name = means.loc[stage], f"{source.id}:{arm}:{row['rate']:g}/s"
