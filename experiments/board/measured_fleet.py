@@ -15,11 +15,11 @@ kube-proxy chooses at random (its iptables mode); and `prefix`, llm-d's router:
 
 The load is inference-perf's `guide_optimized-baseline_1`. Its output rate is all tokens of the stage over the time from
 its first request to its last token, as the load generator counts. Who gets which prefixes is a draw behind
-`token_load`, which counts no decodes: its rates are means, and its waits medians, of `_DRAWS` orders of the prompts. In the second report
-prompts are longer than the load says, as its inference-perf 0.4 decodes random tokens, whose text takes more (fixed in
-5da7e16): runs of that harness on this fleet tell 15.99 requests/s with 16,128.6 tokens/s of output and 137,355.0 in
-all, which is 7,581 tokens a prompt. TTFT is compared where requests do not wait; in the first report it is told in
-tenths of a second.
+`token_load`, which counts no decodes: its rates are means, and its waits medians, of `_DRAWS` orders of the prompts. In
+the second report prompts are longer than the load says, as its inference-perf 0.4 decodes random tokens, whose text
+takes more (fixed in 5da7e16): runs of that harness on this fleet tell 15.99 requests/s with 16,128.6 tokens/s of output
+and 137,355.0 in all, which is 7,581 tokens a prompt. TTFT is compared where requests do not wait; in the first report
+it is told in tenths of a second.
 """
 
 from __future__ import annotations
