@@ -187,14 +187,17 @@ class _Stream(Response):
 class _Line:
     """Chunks of a stream on their way to the transport of uvicorn."""
 
-    __slots__ = ("_around", "_call", "_channel", "_flow", "_write", "pace")  # many are used by turns
+    __slots__ = ("_around", "_call", "_channel", "_flow", "_transport", "_write", "descriptor", "pace")  # many by turns
 
     def __init__(self, call: _Call, connection: Any) -> None:
         self._call = call
         self._channel = call.channel
         self._around = call.answering.around
         self._flow = connection.flow
-        self._write = connection.transport.write
+        transport = self._transport = connection.transport
+        self._write = transport.write
+        is_plain = transport.get_extra_info("sslcontext") is None
+        self.descriptor: int = transport.get_extra_info("socket").fileno() if is_plain else -1
         self.pace = call.answering.pace
 
     def write(self, deltas: list[Delta]) -> bool:
@@ -217,6 +220,14 @@ class _Line:
             return False
         self._write(data)
         return True
+
+    def is_free(self) -> bool:
+        channel, transport = self._channel, self._transport
+        holds = channel.pending or channel.is_taken or channel.is_closed or self._flow.write_paused
+        return not (holds or transport.is_closing() or transport.get_write_buffer_size())
+
+    def finish(self, data: bytes) -> None:
+        self._write(data)
 
     def begin(self, sent_ns: int) -> None:
         self._call.answering.note_first(sent_ns)

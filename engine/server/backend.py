@@ -48,9 +48,11 @@ class Line(Protocol):
 
     Attributes:
         pace: of the first sequence; whoever calls `send` counts there.
+        descriptor: of the socket, to which others may write while `is_free`; -1 where they may not.
     """
 
     pace: Pace
+    descriptor: int
 
     def write(self, deltas: list[Delta]) -> bool:
         """Write deltas at once and count them; False where the client is slow or gone."""
@@ -60,6 +62,12 @@ class Line(Protocol):
 
     def send(self, data: bytes) -> bool:
         """As `write`, of what `make` made, which is not counted. False also where other deltas wait to be written."""
+
+    def is_free(self) -> bool:
+        """Whether all before has been written, to a client that is there."""
+
+    def finish(self, data: bytes) -> None:
+        """Write the rest of what was written to `descriptor` in part, or not at all."""
 
     def begin(self, sent_ns: int) -> None:
         """Count that the first token of the stream was sent."""
