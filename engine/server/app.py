@@ -196,8 +196,8 @@ class _Line:
         self._flow = connection.flow
         transport = self._transport = connection.transport
         self._write = transport.write
-        is_plain = transport.get_extra_info("sslcontext") is None
-        self.descriptor: int = transport.get_extra_info("socket").fileno() if is_plain else -1
+        socket, encrypts = map(transport.get_extra_info, ("socket", "sslcontext"))
+        self.descriptor: int = -1 if socket is None or encrypts else socket.fileno()
         self.pace = call.answering.pace
 
     def write(self, deltas: list[Delta]) -> bool:
@@ -223,7 +223,7 @@ class _Line:
 
     def is_free(self) -> bool:
         channel, transport = self._channel, self._transport
-        holds = channel.pending or channel.is_taken or channel.is_closed or self._flow.write_paused
+        holds = channel.pending or channel.is_taken or channel.is_closed
         return not (holds or transport.is_closing() or transport.get_write_buffer_size())
 
     def finish(self, data: bytes) -> None:

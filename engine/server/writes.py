@@ -59,27 +59,19 @@ class _Queue:
             raise OSError("io_setup")
         weakref.finalize(self, call, destroy, context)
         self._call, self._submit, self._get, self._context = call, submit, events, context
-        self._events = np.zeros(_EACH, _EVENTS)
-        self._found = ctypes.c_void_p(self._events.ctypes.data)
 
-    def write(self, address: int, count: int) -> list[tuple[int, int]]:
-        """Make `count` writes, whose pointers begin at `address`; returns the numbers and results of those made."""
-        made = self._call(self._submit, self._context, ctypes.c_long(count), ctypes.c_void_p(address))
-        if made <= 0:
-            return []
-        number = ctypes.c_long(made)
-        found = self._call(self._get, self._context, number, number, self._found, None)
-        events = self._events[:found]
-        return list(zip(events["number"].tolist(), events["result"].tolist(), strict=True))
+    def write(self, pointers: int, count: int, events: int) -> None:
+        """Make `count` writes; `pointers` and `events` are the addresses of pointers to them and of their results."""
+        made = ctypes.c_long(self._call(self._submit, self._context, ctypes.c_long(count), ctypes.c_void_p(pointers)))
+        if made.value > 0:
+            self._call(self._get, self._context, made, made, ctypes.c_void_p(events), None)
 
 
 class Batch:
     """A chunk for each of some descriptors, which is written once; threads take from them by turns."""
 
     def __init__(self, descriptors: abc.Sequence[int], chunks: abc.Sequence[bytes]) -> None:
-        number = len(chunks)
-        self.counts = [0] * number
-        self.times_ns = [0] * number
+        self.number = number = len(chunks)
         self._data = b"".join(chunks)
         sizes = np.fromiter(map(len, chunks), np.uint64, number)
         writes = self._writes = np.zeros(number, _WRITES)
@@ -89,20 +81,30 @@ class Batch:
         writes["size"] = sizes
         writes["address"] = np.frombuffer(self._data, np.uint8).ctypes.data + np.cumsum(sizes) - sizes
         self._pointers = (writes.ctypes.data + _WRITES.itemsize * np.arange(number)).astype(np.uint64)
-        self._address = self._pointers.ctypes.data
+        self._events = np.zeros(number, _EVENTS)
+        self._events["number"] = np.arange(number)
+        self._addresses = self._pointers.ctypes.data, self._events.ctypes.data
         self._turns = itertools.count(0, _EACH)  # a turn is taken in one step of the interpreter
+        self._calls: list[tuple[int, int, int]] = []  # first write, begin and end in ns
 
     def work(self, queue: _Queue) -> None:
         """Make calls until none is left."""
-        clock, counts = time.monotonic_ns, self.counts
-        while (first := next(self._turns)) < len(counts):
-            count = min(_EACH, len(counts) - first)
-            started_ns = clock()
-            results = queue.write(self._address + 8 * first, count)
-            each_ns = (clock() - started_ns) // count
-            self.times_ns[first : first + count] = [started_ns + each_ns * (i + 1) for i in range(count)]
-            for number, result in results:
-                counts[number] = max(result, 0)
+        clock, number, calls, turns, write = time.monotonic_ns, self.number, self._calls, self._turns, queue.write
+        pointers, events = self._addresses
+        pointer_size, event_size = self._pointers.itemsize, self._events.itemsize
+        while (first := next(turns)) < number:
+            began_ns = clock()
+            write(pointers + pointer_size * first, min(_EACH, number - first), events + event_size * first)
+            calls.append((first, began_ns, clock()))
+
+    def written(self) -> Written:
+        """What became of the writes, when all threads have worked."""
+        counts, times = np.zeros(self.number, np.int64), np.zeros(self.number, np.int64)
+        counts[self._events["number"]] = np.maximum(self._events["result"], 0)
+        for first, began_ns, ended_ns in self._calls:
+            own = times[first : first + _EACH]
+            own[:] = began_ns + (ended_ns - began_ns) * np.arange(1, len(own) + 1) // len(own)
+        return Written(counts.tolist(), times.tolist())
 
 
 class BatchedWrites:
@@ -120,13 +122,13 @@ class BatchedWrites:
 
     def write(self, batch: Batch) -> Written:
         """Make the writes of a batch, whose descriptors are still those of the same sockets."""
-        if self._helper is not None and len(batch.counts) >= _FEWEST:
+        if self._helper is not None and batch.number >= _FEWEST:
             self._helper.begin(batch)
             batch.work(self._own)
             self._helper.wait()
         else:
             batch.work(self._own)
-        return Written(batch.counts, batch.times_ns)
+        return batch.written()
 
     def close(self) -> None:
         """End the second thread."""

@@ -65,6 +65,9 @@ class Transport:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    def get_extra_info(self, name: str) -> None:
+        """It has no socket."""
+
 
 @dataclass
 class Flow:
