@@ -179,10 +179,11 @@ class HandingOut:
     def send(self) -> None:
         """Send the chunks that were made ahead; they are counted when clients wait for nothing."""
         started_ns, number = time.monotonic_ns(), len(self._together) + len(self._made)
-        if all([each.is_free() for each in self._together]):
-            self._send_batch()
-        else:
+        if not all([each.is_free() for each in self._together]):  # the descriptor may be another client's by now
             self._made += self._together
+            self._put_together()
+        if self._together:
+            self._send_batch()
         for each in self._made:
             if each.stream.is_forgotten:
                 continue
@@ -196,8 +197,6 @@ class HandingOut:
         self._made, self._together = [], []
 
     def _send_batch(self) -> None:
-        if not self._together:
-            return
         assert self._writes is not None and self._batch is not None
         written = self._writes.write(self._batch)
         for each, count in zip(self._together, written.counts, strict=True):
