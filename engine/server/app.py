@@ -135,6 +135,10 @@ class _Call:
             self._backend.tally.ended["abort"] += left
             self._backend.abort(self._opened.call)
 
+    def note_sent(self) -> None:
+        """The stream has ended."""
+        self._backend.note_sent(self._opened.call, self.answering.sent_ns())
+
     def note_written(self, due_ns: int | None) -> None:
         if due_ns is not None:
             self._backend.tally.lateness.add((time.monotonic_ns() - due_ns) * 1e-9)
@@ -177,6 +181,7 @@ class _Stream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watch.cancel()
+            call.note_sent()
             call.end()
 
     def _line(self, connection: Any) -> _Line | None:

@@ -35,11 +35,17 @@ class Opened(NamedTuple):
     prompts: list[list[int]]
 
 
+Sent = tuple[int, int]
+"""When the first and the last tokens of a prompt's sequences were sent, by `time.monotonic_ns`; 0 where none was."""
+
+
 @dataclass(slots=True)
 class Pace:
-    """How many tokens of a sequence its client was sent, and when the last of them, by `time.monotonic_ns`."""
+    """How many tokens of a sequence its client was sent, and when the first and last of them, by `time.monotonic_ns`.
+    The first is not known where chunks were made ahead."""
 
     num_tokens: int = 0
+    first_ns: int | None = None
     last_ns: int | None = None
 
 
@@ -159,6 +165,9 @@ class Backend(Protocol):
 
     def abort(self, call: object) -> None:
         """Drop what of a call has not ended."""
+
+    def note_sent(self, call: object, times_ns: list[Sent]) -> None:
+        """The tokens of a stream were sent at these times, of each of its prompts."""
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
         """The tokens of a conversation; raises ValueError."""

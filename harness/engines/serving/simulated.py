@@ -15,7 +15,7 @@ from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.routing.router import Router
 from engine.core.sequence import Request
 from engine.sampling_params import SamplingParams
-from engine.server.backend import Channel, Opened, PromptInput
+from engine.server.backend import Channel, Opened, PromptInput, Sent
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
 from engine.server.writes import batched_writes
@@ -154,6 +154,9 @@ class SimulatedBackend:
                 if self._reception is None or not self._reception.withdraw(request):
                     self._replicas[call.server].withdraw(request)
                 self._desk.views[call.server].forget(request)
+
+    def note_sent(self, call: object, times_ns: list[Sent]) -> None:
+        """What is recorded are the times of the simulation."""
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
         return self._words.encode(self._words.apply_chat_template(messages))
