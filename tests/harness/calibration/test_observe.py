@@ -58,6 +58,15 @@ def test_loads_take_turns_and_half_of_the_requests_are_held_out() -> None:
     )
 
 
+def test_loads_are_those_that_are_asked_for() -> None:
+    wanted = ObserveConfig(time_s=2000, loads=(0.1, 0.3), held_out_load=0.2)
+    slices = make_ladder(100.0, 1e-3, wanted, 10**6, np.random.default_rng(0)).slices
+    sent = slices.groupby(["load", "held_out"])["num_requests"].sum()
+    assert dict(sent) == {(10, False): 500, (20, True): 2000, (30, False): 1500} and len(slices) == 40
+    with pytest.raises(ValueError, match="loads, held_out_load: must differ"):
+        ObserveConfig(loads=(0.2, 0.3), held_out_load=0.3)
+
+
 @pytest.mark.parametrize(("answer_s", "count"), [(0.1, 54), (2.0, 12), (5.0, 6), (60.0, 6)])
 def test_slices_are_longer_than_answers_where_there_is_time(answer_s: float, count: int) -> None:
     times, slices = make_ladder(10.0, answer_s, ObserveConfig(time_s=200), 10**6, np.random.default_rng(0))

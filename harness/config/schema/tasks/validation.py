@@ -70,7 +70,7 @@ class ObserveConfig(ConfigModel):
     @model_validator(mode="after")
     def _held_out_is_not_fitted(self) -> Self:
         if len({*self.loads, self.held_out_load}) < len(self.loads) + 1:
-            raise ValueError("observe.loads, observe.held_out_load: must differ")
+            raise ValueError("loads, held_out_load: must differ")
         return self
 
 
