@@ -27,7 +27,7 @@ from harness.results.tables import Floats
 PROBE, LADDER = 0.2, 0.65  # of the time; the rest is for the last answers
 MOST, _FEWEST = 2000, 20  # requests of the fitted loads, and of the held-out one
 _ANSWERS = 4  # times that an answer takes, in a slice: most of it has the slice's own load
-_BLOCKS, _SLICE = 10, 5  # most blocks, and fewest requests of a slice
+_BLOCKS, _SLICE = 30, 5  # most blocks, and fewest requests of a slice
 
 
 class Ladder(NamedTuple):

@@ -53,7 +53,7 @@ def test_loads_take_turns_and_half_of_the_requests_are_held_out() -> None:
     pairs, blocks = (slices["held_out"].to_numpy().reshape(-1, count) for count in (2, 6))
     assert (pairs.sum(axis=1) == 1).all() and 0 < pairs[:, 0].mean() < 1, "in either order"
     loads = slices["load"].to_numpy().reshape(-1, 6)
-    assert len(blocks) == 10 and all(
+    assert len(blocks) == 30 and all(
         set(block[~held]) == {20, 50, 80} for block, held in zip(loads, blocks, strict=True)
     )
 
@@ -62,7 +62,7 @@ def test_loads_are_those_that_are_asked_for() -> None:
     wanted = ObserveConfig(time_s=2000, loads=(0.1, 0.3), held_out_load=0.2)
     slices = make_ladder(100.0, 1e-3, wanted, 10**6, np.random.default_rng(0)).slices
     sent = slices.groupby(["load", "held_out"])["num_requests"].sum()
-    assert dict(sent) == {(10, False): 500, (20, True): 2000, (30, False): 1500} and len(slices) == 40
+    assert dict(sent) == {(10, False): 500, (20, True): 2000, (30, False): 1500} and len(slices) == 120
     with pytest.raises(ValueError, match="loads, held_out_load: must differ"):
         ObserveConfig(loads=(0.2, 0.3), held_out_load=0.3)
 
