@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.core.sequence import Request
 from harness.engines.endpoint.answers import Answer
-from harness.engines.endpoint.metrics import Readings
+from harness.engines.endpoint.server_metrics import Readings
 from harness.record.record import Record, RecordedRun
 from harness.record.recorder import STATUSES, Recorder
 from harness.record.request_row import REQUEST_COLUMNS
