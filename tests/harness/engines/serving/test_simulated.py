@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partialmethod
 from itertools import pairwise
 from pathlib import Path
@@ -143,7 +144,8 @@ def test_a_request_that_is_cut_off_by_the_end_leaves_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "_LAST_S", 0.1)
-    with serving(tmp_path, *SIMULATED) as server, create_connection(("127.0.0.1", server.port)) as client:
+    with ExitStack() as after_the_end, serving(tmp_path, *SIMULATED) as server:
+        client = after_the_end.enter_context(create_connection(("127.0.0.1", server.port)))
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
         assert server.ask("/health")[0] == 200
     assert capfd.readouterr().err == ""
