@@ -23,6 +23,7 @@ from harness.results.tables import RunResult
 from harness.workload.trace import Trace, trace_table
 
 _TIMES = [number for number, name in enumerate(REQUEST_COLUMNS) if name.endswith("_ns")]
+_SENT = [REQUEST_COLUMNS.index(name) for name in ("first_token_ns", "finish_ns")]
 _ARRIVAL = REQUEST_COLUMNS.index("arrival_ns")
 
 
@@ -31,6 +32,7 @@ class Ledger(Recorder):
 
     def __init__(self) -> None:
         super().__init__()
+        self._sent: dict[int, tuple[int, int]] = {}  # by id: when its first and its last tokens were sent
         self._asked: dict[int, tuple[int, int, int]] = {}  # by id: prompt tokens, output tokens asked for, sequences
 
     def on_commit(self, outcome: StepOutcome) -> None:
@@ -38,9 +40,17 @@ class Ledger(Recorder):
         for each in outcome.finished:
             self._asked[each.request_id] = each.num_prompt_tokens, each.max_tokens, each.num_sequences
 
+    def on_sent(self, number: int, first_ns: int, last_ns: int) -> None:
+        """The tokens of a request of a real server were sent, which is what its record says instead of when their
+        steps ended: another thread has to write them, and it may have to wait for its turn."""
+        self._sent[number] = first_ns, last_ns
+
     def end(self, unfinished: Sequence[Request]) -> None:
         super().end(())
         rows = super().request_rows()
+        for row in rows:
+            if (sent := self._sent.get(int(row[0]))) is not None:
+                row[_SENT] = sent
         self._rows = rows[np.argsort(rows[:, _ARRIVAL], kind="stable")]
 
     def arrivals(self) -> list[tuple[int, int]]:
