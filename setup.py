@@ -56,8 +56,8 @@ def compilation() -> dict[str, Any]:
     opt_level = os.environ.get("MYPYC_OPT_LEVEL", "3")
     modules = mypycify([*options, *(str(path) for path in COMPILED)], opt_level=opt_level)
     if os.name == "posix":
-        # Functions of the core call one another directly, and small ones are inlined. Without the second, level 0 checks
-        # what CPython's headers assert, which takes the compiler two minutes.
+        # Functions of the core call one another directly, and small ones are inlined. Without the second flag, level 0
+        # checks what CPython's headers assert, which takes the compiler two minutes.
         for module in modules:
             module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition", "-DNDEBUG"]
     return {"ext_modules": modules}
