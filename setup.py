@@ -52,14 +52,15 @@ def compilation() -> dict[str, Any]:
         from mypyc.build import mypycify
     except ModuleNotFoundError:  # pip asks for what is required first, and comes again
         return {"setup_requires": ["mypy>=1.15"]}
-    options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
+    checks = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
     opt_level = os.environ.get("MYPYC_OPT_LEVEL", "3")
-    modules = mypycify([*options, *(str(path) for path in COMPILED)], opt_level=opt_level)
+    modules = mypycify([*checks, *(str(path) for path in COMPILED)], opt_level=opt_level)
     if os.name == "posix":
-        # Functions of the core call one another directly, and small ones are inlined. Without the second flag, level 0
-        # checks what CPython's headers assert, which takes the compiler two minutes.
+        # Functions of the core call one another directly, and small ones are inlined. Without the other flags gcc looks
+        # for odd indentation for two minutes, and at level 0 compiles the assertions of CPython's headers, too.
+        options = ["-fno-semantic-interposition", "-Wno-misleading-indentation", "-DNDEBUG"]
         for module in modules:
-            module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition", "-DNDEBUG"]
+            module.extra_compile_args = [*module.extra_compile_args, *options]
     return {"ext_modules": modules}
 
 
