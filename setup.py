@@ -39,7 +39,7 @@ COMPILED = [
             "versions/front_end",
         )
     ),
-    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "phases", "shared", "timetable")),
+    *(Path(f"simulator/drivers/{name}.py") for name in ("alone", "independent", "phases", "shared", "timetable")),
     *(Path(f"harness/record/{name}.py") for name in ("plan_log", "recorder", "request_row", "rows", "transfer_log")),
     Path("harness/workload/content.py"),
 ]

@@ -87,11 +87,12 @@ def cases(traces: Path, lengthened: Path) -> dict[str, list[str]]:
     }
     # The same load for each server, whatever their number.
     fleets = {
-        f"sharegpt {name}, {count} servers": [
+        f"sharegpt {name}, {count} servers{in_turn}": [
             "trace=sharegpt", f"trace.num_requests={number}", f"arrival.rate={40 * count}", f"replicas={count}",
-            "router=least_requests",
+            "router=round_robin" if in_turn else "router=least_requests",
         ]
         for name, number, count in [*(("160k", 160_000, n) for n in (1, 4, 16)), ("1M", 10**6, 64)]
+        for in_turn in (("", ", in turn") if count > 1 else ("",))
     }  # fmt: skip
     fleets |= {
         f"mooncake twice, {count} servers": [

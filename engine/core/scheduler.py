@@ -7,26 +7,26 @@ composes steps with the planner (`step_planner`), which admits it to the running
 
 from __future__ import annotations
 
-from collections import abc
-
 from engine.core.admission.limits import Limits
 from engine.core.admission.refusal import Refusal
 from engine.core.admission.skipping_queue import SkippingQueue
+from engine.core.admission.unfinished import UnfinishedRequests
 from engine.core.decodes.interface import NEVER, MakeDecodes
 from engine.core.decodes.uniform import uniform_decodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.kv.trees.radix import RadixManager
-from engine.core.plan import StepDraft, StepOutcome, StepPlan
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.planning.composing import Composer
+from engine.core.planning.offloading.storing import Storing
 from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
 from engine.core.planning.step_planner import StepPlanner
-from engine.core.planning.storing import Storing
 from engine.core.running.progress import Progress
 from engine.core.running.running_set import RunningSet
 from engine.core.scheduler_integrity import check_places, check_tables
-from engine.core.sequence import FINISHED, Request, RequestRefusedError, Sequence, SequenceStatus
+from engine.core.sequence import Request, Sequence, SequenceStatus
 
 
 class Scheduler:
@@ -72,7 +72,6 @@ class Scheduler:
             longest = longest_prompt  # what gives way computes its output as part of its prompt
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = policy.make_queue()
-        self.storing = None if blocks.connector is None else Storing(blocks.connector)
         if blocks.connector is not None:
             self.waiting = SkippingQueue(policy.order, holders_first=blocks.connector.rules.holders_first)
         self._policy = policy
@@ -94,11 +93,10 @@ class Scheduler:
         self._maker = PlanMaker(
             [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
         )
-        self._requests: dict[int, Request] = {}
-        self._num_added = 0
-        self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
-        self.wait_until: int | None = None
-        self._refusal = Refusal(self.max_model_len, longest_prompt, limits.max_num_seqs // num_lanes, blocks)
+        refusal = Refusal(self.max_model_len, longest_prompt, limits.max_num_seqs // num_lanes, blocks)
+        self._requests = UnfinishedRequests(refusal)
+        self.storing = None if blocks.connector is None else Storing(blocks.connector, self._lanes)
+        self._composer = Composer(policy, blocks, self.waiting, self.storing, plans_ahead=plans_ahead)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -113,12 +111,17 @@ class Scheduler:
     @property
     def preempted_meanwhile(self) -> list[Sequence]:
         """Whom steps preempted that came out empty; the next plan has them."""
-        return self._unreported.preempted
+        return self._composer.unreported.preempted
+
+    @property
+    def wait_until(self) -> int | None:
+        """When to call `schedule` again at the latest, after it returned None; None: when something happens."""
+        return self._composer.wait_until
 
     @property
     def unfinished(self) -> list[Request]:
         """All requests that are waiting or running."""
-        return list(self._requests.values())
+        return list(self._requests)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -127,14 +130,7 @@ class Scheduler:
             RequestRefusedError: the prompt is empty, or longer than the model or the pool allow with one token of
                 output; `max_tokens` is below 1; it has more sequences than may run; or the id is in use.
         """
-        limit = self.check(request)
-        request.order = self._num_added
-        self._num_added += 1
-        self._requests[request.request_id] = request
-        (sequence,) = request.sequences
-        if sequence.end_length > limit:
-            sequence.end_length = limit
-        self.waiting.push(sequence)
+        self.waiting.push(self._requests.add(request))
 
     def check(self, request: Request) -> int:
         """Prompt and output tokens that a sequence of `request` cannot exceed here.
@@ -142,9 +138,7 @@ class Scheduler:
         Raises:
             RequestRefusedError: as `add`.
         """
-        if request.request_id in self._requests:
-            raise RequestRefusedError(f"request id {request.request_id!r} is in use")
-        return self._refusal.limit(request)
+        return self._requests.check(request)
 
     def abort(self, request_id: int) -> Request:
         """Take a request out. A plan that is under way still computes its tokens, which are dropped.
@@ -179,9 +173,8 @@ class Scheduler:
         """Plan the next step of a lane at the time `now`; None when there is nothing to do for it yet.
 
         With `plans_ahead` it may be called while the lane's last plan is not committed. None then also means that all
-        that could have been planned has to wait for that: commit it and call again.
-        Where requests are left and nothing is under way, `wait_until` says when to call again, if not only after an
-        arrival or `ready`.
+        that could have been planned has to wait for that: commit it and call again. Where requests are left and nothing
+        is under way, call again after an arrival or `ready`, and at the time `wait_until`.
         """
         planner, running = self._planners[lane], self._lanes[lane]
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
@@ -189,53 +182,12 @@ class Scheduler:
             self._advance(lane)
         elif running.paused:  # what they waited for has come
             running.resume()
-        self.wait_until = None
-        if not running.sequences and not self.waiting:
-            if self.storing is not None:
-                self.storing.end_pass(StepDraft(now), running)
+        draft = self._composer.compose(planner, now)
+        if draft is None:
             return None
-        if self.blocks.offload is None:
-            self.blocks.settle()
-        else:
-            self.blocks.offload.settle(now)
-        draft = StepDraft(now)
-        self._policy.compose(planner, draft)
-        while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
-            self._unreported.preempted += draft.preempted
-            self._unreported.paused += running.paused
-            if self.storing is not None:
-                self.storing.end_pass(draft, running)
-            if running.paused and not running.flights:  # some of them may end with what is under way
-                running.resume()
-            if not draft.preempted or running.flights:
-                self.wait_until = draft.wait_until
-                return None
-            if self.storing is not None:
-                if self.plans_ahead:  # the next step is planned before it is known that the host has what this flushes
-                    self.wait_until = now
-                    return None
-                self.report(*self.storing.flush())
-            draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
-            self._policy.compose(planner, draft)
-        if self.storing is not None:
-            self.storing.end_pass(draft, running)
-        if running.paused:
-            draft.paused += running.paused
-        if self._unreported.preempted or self._unreported.paused:
-            draft.preempted[:0] = self._unreported.preempted
-            draft.paused[:0] = self._unreported.paused
-            self._unreported = StepDraft(now)
-        if self.blocks.moves:
-            draft.transfers[:0] = self.blocks.pop_moves()
         plan = self._maker.make(lane, draft)
         running.flights.append(Flight(plan, draft.padded, () if self.storing is None else self.storing.planned))
         return plan
-
-    def report(self, done: abc.Iterable[int], ended: abc.Sequence[Sequence]) -> None:
-        """These jobs of the connector are done, in this order, and `Orders.ended` is known."""
-        assert self.blocks.connector is not None
-        for sequence in self.blocks.connector.report(list(done), ended):
-            self.ready(sequence)
 
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:
         """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need.
@@ -272,14 +224,7 @@ class Scheduler:
         flight = self._lanes[plan.lane].flights.pop(0)
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
         resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped, drafts)
-        finished: list[Request] = []
-        for sequence in flight.ended:
-            request = sequence.request
-            request.num_unfinished -= sequence.status is FINISHED
-            if not request.num_unfinished:
-                request.finish_time = now
-                del self._requests[request.request_id]
-                finished.append(request)
+        finished = self._requests.end(flight.ended, now) if flight.ended else []
         return StepOutcome(finished, resumed_gaps, flight.drafts)
 
     def _advance(self, lane: int) -> None:

@@ -54,7 +54,7 @@ def check_tables(
     held = [sequence for lane in lanes for sequence in lane.held]
     blocks.check_integrity([*waiting, *running, *held])
     for sequence in waiting:
-        if blocks.connector is not None and sequence in blocks.connector.loading:
+        if blocks.connector is not None and sequence in blocks.connector.loads.waiting:
             assert len(sequence.block_table) == blocks.blocks_for(sequence.num_computed_tokens)
         elif sequence.block_table:
             assert len(sequence.block_table) * blocks.block_size == sequence.num_computed_tokens < sequence.num_tokens

@@ -12,7 +12,7 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.reserved.contiguous import ContiguousManager
 from engine.core.kv.reserved.reservation import Contiguous
-from engine.core.kv.stateful import StatefulManager
+from engine.core.kv.reserved.stateful import StatefulManager
 from engine.core.kv.tiers.tier import HOST, Tier
 from engine.core.kv.trees.radix import RadixManager
 from engine.core.kv.trees.stored import StoredManager

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from engine.core.block_hashes import BlockHashes
-from engine.core.clock import STOPPED, Clock
+from engine.core.clock import Clock, Lengths
 from engine.core.hashing import extend_hashes
 
 NO_HITS: Final[abc.Mapping[str, int]] = {}
@@ -135,8 +135,8 @@ class Request:
         return sum(sequence.num_preemptions for sequence in self.sequences)
 
 
-class Sequence:
-    """One stream of tokens with KV.
+class Sequence(Lengths):
+    """One stream of tokens with KV, which knows its lengths.
 
     Attributes:
         request: what it belongs to.
@@ -163,10 +163,10 @@ class Sequence:
         "request", "end_length", "status", "token_ids", "hashes", "block_table", "host_blocks",
         "num_registered_blocks", "num_forks", "num_cached_tokens", "cached_by_tier", "num_recomputed_tokens",
         "num_lost_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission",
-        "_clock", "_num_tokens", "_num_computed_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, token_ids: list[int] | None, hashes: list[int] | BlockHashes | None) -> None:
+        super().__init__(request.num_prompt_tokens)
         self.request = request
         self.end_length = request.num_prompt_tokens + request.max_tokens
         self.status = WAITING
@@ -185,9 +185,6 @@ class Sequence:
         self.num_partial_preemptions = 0
         self.last_token_time: int | None = None
         self.admission = 0
-        self._clock: Clock = STOPPED
-        self._num_tokens = request.num_prompt_tokens
-        self._num_computed_tokens = 0
 
     @property
     def request_id(self) -> int:
@@ -204,61 +201,24 @@ class Sequence:
         return None if self.hashes is None else self.hashes.all()
 
     @property
-    def num_tokens(self) -> int:
-        """Known tokens: the prompt and what was generated."""
-        return self._num_tokens + self._clock.count
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose KV is in the cache."""
-        return self._num_computed_tokens + self._clock.count
-
-    @property
     def num_output_tokens(self) -> int:
-        return self._num_tokens + self._clock.count - self.request.num_prompt_tokens
+        return self.num_tokens - self.request.num_prompt_tokens
 
     @property
     def is_prefilled(self) -> bool:
         """Whether only the last known token, a generated one, is not in the cache, so that it can go on decoding."""
-        return self._num_computed_tokens == self._num_tokens - 1 and self.num_output_tokens > 0
+        return self.num_computed_tokens == self.num_tokens - 1 and self.num_output_tokens > 0
 
     def start_decoding(self, clock: Clock) -> None:
-        """Tie the lengths to `clock`: from now on they grow by as much as it advances."""
-        self._num_tokens -= clock.count
-        self._num_computed_tokens = self._num_tokens - 1
-        self._clock = clock
+        """Let the lengths grow with `clock` from now on."""
+        self.tie(clock)
         if self.status is not PADDING:
             self.status = DECODING
 
     def leave(self, status: SequenceStatus) -> None:
         """Fix the lengths where the clock stands and take on `status`."""
-        step = self._clock.count
-        self._num_tokens += step
-        self._num_computed_tokens += step
-        self._clock = STOPPED
+        self.untie()
         self.status = status
-
-    def set_computed(self, num_computed_tokens: int) -> None:
-        self._num_computed_tokens = num_computed_tokens
-
-    def add_tokens(self, count: int) -> None:
-        """Count `count` more known tokens (negative: discard what was generated past a stop)."""
-        self._num_tokens += count
-
-    def fork(self) -> Sequence:
-        """Another sequence of the request with the same tokens and blocks; the caller counts the references."""
-        assert self.num_forks > 0
-        self.num_forks -= 1
-        prompt_hashes = None if self.hashes is None else self.hashes.part(0, self.num_registered_blocks)
-        fork = Sequence(self.request, None if self.token_ids is None else self.token_ids.copy(), prompt_hashes)
-        fork.end_length = self.end_length
-        fork.num_forks = 0
-        fork.block_table = self.block_table.copy()
-        fork.num_registered_blocks = self.num_registered_blocks
-        fork._num_tokens = self.num_tokens
-        fork._num_computed_tokens = self.num_computed_tokens
-        self.request.sequences.append(fork)
-        return fork
 
     def hand_over_blocks(self) -> Sequence:
         """Let a sequence that is none of the request's hold its blocks from now on."""

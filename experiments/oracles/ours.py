@@ -166,7 +166,7 @@ class OurEngine:
         for job in orders.jobs:
             self._transfers.add(job.number, job.sequence.request_id, is_store=job.is_store)
         self._transfers.keep(connector.jobs.under_way)
-        self._scheduler.report(self._transfers.pass_step(orders.flushed, counts=counts), orders.ended)
+        self._scheduler.storing.report(self._transfers.pass_step(orders.flushed, counts=counts), orders.ended)
 
     def _start(self, plan: StepPlan, most: int) -> _Flight:
         """Decide how many steps a plan runs, and append them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 from engine.core.sequence import Request
 from harness.engines.host_memory import check_pool, no_cycles
@@ -14,7 +14,7 @@ from harness.record.record import Record
 from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace, whole_numbers
-from simulator.arrivals import Arrivals
+from simulator.arrivals import Arrivals, OpenLoop
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
@@ -28,6 +28,8 @@ from simulator.replica import ImplausibleStepError
 from simulator.servers import cost_of, make_port, make_replica, ranks_of, scheduler_of, stage_costs, stores_of
 from simulator.system import System
 from simulator.versions.front_end import FrontEnd, SecondFrontEnd
+
+_AHEAD: Final = 64  # requests for each server: in some thousand steps it finds in the caches what it touched before
 
 
 class SimulatedEngine:
@@ -76,6 +78,10 @@ class SimulatedEngine:
         stages = [each for pool, cost in priced for each in [stage_costs(pool.system, cost)] * pool.num_servers]
         firsts = accumulate((pool.num_servers for pool in fleet.pools), initial=0)
         ranks = [each for at, (pool, cost) in zip(firsts, priced, strict=False) for each in ranks_of(pool, at, cost)]
+        share = any(stores) or any(stages) or ranks or fleet.apart is not None
+        blind = fleet.rule is not None and not fleet.rule.reads_servers
+        is_fixed = fleet.changes is None and isinstance(arrivals, OpenLoop)
+        ahead = _AHEAD if blind and is_fixed and not share else 0
         self.staffing = None
         if fleet.changes is not None:
             self.staffing = Staffing(
@@ -94,7 +100,7 @@ class SimulatedEngine:
             decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns, second)
         self._fleet = Fleet(
             arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, ranks=ranks,
-            reading_ns=fleet.reading_ns, reads_steps=fleet.reads_steps, staffing=self.staffing,
+            reading_ns=fleet.reading_ns, reads_steps=fleet.reads_steps, staffing=self.staffing, ahead=ahead,
         )  # fmt: skip
 
     @property

@@ -136,7 +136,7 @@ class Run:
             raise self.failure
 
     def __repr__(self) -> str:
-        from harness.figures.metrics import tail_percentile  # imported late, as a run does without it
+        from harness.figures.drawn_metrics import tail_percentile  # imported late, as a run does without it
 
         summary = self.summary
         kind = "SIMULATED" if summary["simulated"] else "MEASURED"

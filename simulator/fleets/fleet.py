@@ -13,6 +13,7 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
 from simulator.drivers.clock import Clock
+from simulator.drivers.independent import Independent
 from simulator.drivers.lockstep import Lockstep, Ranks
 from simulator.drivers.phases import HANDOVERS, READINGS, TRANSFERS
 from simulator.drivers.pipeline import Pipeline
@@ -42,6 +43,8 @@ class Fleet:
         reading_ns: every so many ns the router reads what servers tell of themselves; 0 where it always knows.
         reads_steps: whether it reads what they sent with the outputs of their last step, and not how they are.
         alone: whether a single replica may run without the queue.
+        ahead: so many requests for each server are sent before they are due; more than 0 only where no server concerns
+            another, and neither arrivals nor the rule depend on what servers do.
 
     Raises:
         ValueError: a replica that is no pipeline has several lanes.
@@ -61,6 +64,7 @@ class Fleet:
         reading_ns: int = 0,
         reads_steps: bool = False,
         alone: bool = True,
+        ahead: int = 0,
     ) -> None:
         entries = replicas
         if decoders is not None:
@@ -74,7 +78,7 @@ class Fleet:
                 raise ValueError("a replica has one lane; several are for pipelines")
         self._replicas = replicas
         self._env = Clock()
-        self._timetable = self._env.timetable
+        self._timetable = Independent(self._env, ahead) if ahead else self._env.timetable
         self._stages = stages
         self._ranks = ranks
         self._staffing = staffing

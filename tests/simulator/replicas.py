@@ -126,6 +126,7 @@ def simulate(
     make_transfers: Callable[[], TransferEngine] | None = None,
     rule: Router | None = None,
     alone: bool = True,
+    ahead: int = 0,
     reading_ns: int = 0,
     reads_steps: bool = False,
     num_prefill: int = 0,
@@ -142,6 +143,7 @@ def simulate(
     Args:
         observer: sees what the recorders of all replicas see.
         alone: whether a single replica runs without an event queue.
+        ahead: so many requests for each replica are sent before they are due.
         reading_ns: how often the rule reads the replicas' metrics.
         reads_steps: whether these are of the end of the last step.
         num_prefill: so many of the schedulers, from the first on, compute prompts for the others.
@@ -186,6 +188,7 @@ def simulate(
         decoders=decoders,
         ranks=ranks,
         alone=alone,
+        ahead=ahead,
         reading_ns=reading_ns,
         reads_steps=reads_steps,
     ).run()

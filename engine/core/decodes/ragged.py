@@ -24,13 +24,12 @@ from __future__ import annotations
 
 import heapq
 from collections import abc
-from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.clock import DecodeClock
-from engine.core.decodes.foreseen import Entry, Position
+from engine.core.decodes.foreseen import Entry, Position, course, fill_steps, growth_steps
 from engine.core.decodes.interface import Decodes, can_be_found
 from engine.core.decodes.step_sums import StepSums
 from engine.core.flight import Verified
@@ -70,8 +69,11 @@ class RaggedDecodes(Decodes):
         self._sums = StepSums(4)
 
     def join(self, sequence: Sequence, *, is_padded: bool = False) -> None:
+        now = self.clock.step
         first = sequence.num_tokens + (is_padded and self._plans_ahead) * self._num_drafts
-        lengths, drafted = self._course(sequence, first)
+        lengths, drafted = course(
+            sequence, self._trajectory(sequence), first, self._num_drafts, self._longest, plans_ahead=self._plans_ahead
+        )
         if not len(drafted):  # it is paused before it decodes
             self.resting[sequence], drafted = None, np.zeros(1, np.int64)
         position = Position(self.clock, lengths - lengths[0])
@@ -87,9 +89,9 @@ class RaggedDecodes(Decodes):
         fills: list[int] = []
         if can_be_found(sequence):
             self.findable[sequence] = None
-            fills = self._plan_fills(contexts, sequence.num_registered_blocks)
+            fills = fill_steps(now, self._block_size, contexts, sequence.num_registered_blocks)
         most: NDArray[np.int64] = np.append(first, contexts[:-1] + 1 + drafted[:-1]) if self._plans_ahead else contexts
-        growth = self._plan_growth(sequence, most + drafted)
+        growth = growth_steps(now, self._block_size, len(sequence.block_table), most + drafted)
         entry = self._entries[sequence] = Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
             self._growth.setdefault(step, {})[sequence] = count
@@ -100,7 +102,7 @@ class RaggedDecodes(Decodes):
                 self._events[step] = {}
                 heapq.heappush(self._event_steps, step)
             self._events[step][sequence] = None
-        self._sums.add(self.clock.step, parts, sign=1)
+        self._sums.add(now, parts, sign=1)
 
     def remove(self, sequence: Sequence) -> None:
         entry = self._entries.pop(sequence)
@@ -202,32 +204,6 @@ class RaggedDecodes(Decodes):
             self.remove(sequence)
         return finished
 
-    def _course(self, sequence: Sequence, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens that a sequence, which may know `first` of them when its first step is planned, knows before each step
-        and after the last one in which it gains some, and the drafts that each step verifies: in one more step if it is
-        late."""
-        end, num_drafts = sequence.end_length, self._num_drafts
-        lengths = np.minimum(sequence.num_tokens + self._trajectory(sequence), end)
-        num_steps = int(lengths.searchsorted(end))
-        assert num_steps < len(lengths), "the trajectory ends before the sequence does"
-        lengths = lengths[: num_steps + 1]
-        if not self._plans_ahead:
-            return lengths, np.minimum(num_drafts, self._longest - 1 - lengths[:-1])
-        # Few steps are so near to the limit that they verify fewer drafts; these may bring fewer tokens, too.
-        most: NDArray[np.int64] = np.append(first, lengths[:-1] + 1 + num_drafts)
-        num_free = int(most.searchsorted(self._longest - 1 - num_drafts, "right"))
-        known, drafted = lengths[: num_free + 1].tolist(), [num_drafts] * min(num_free, num_steps)
-        for gain in chain(np.diff(lengths[num_free:]).tolist(), repeat(1)):
-            is_foreseen = known[-1] == end and known[-2] + 1 == end
-            left = self._longest - 1 - (known[-2] + 1 + drafted[-1] if drafted else first)
-            if left < 0 or is_foreseen:
-                break
-            drafted.append(min(num_drafts, left))
-            if known[-1] == end:
-                break
-            known.append(min(known[-1] + min(gain, 1 + drafted[-1]), end))
-        return np.array(known), np.array(drafted)
-
     def _due(self, ahead: int) -> dict[Sequence, int]:
         """Sequences, with the number of blocks, that need them `ahead` decode steps from now."""
         return self._growth.get(self.clock.step + ahead, _NOTHING_DUE)
@@ -239,20 +215,6 @@ class RaggedDecodes(Decodes):
         if index < 0:
             return sequence.num_tokens - 1
         return sequence.num_tokens - position.count + int(position.gained[index])
-
-    def _plan_fills(self, contexts: NDArray[np.int64], num_registered: int) -> list[int]:
-        """Clock values at which a sequence fills a block, that before it joins included."""
-        num_full = np.concatenate([[contexts[0] - 2, contexts[0] - 1], contexts]) // self._block_size
-        num_full[1] = min(num_full[1], num_registered)  # it may have sat out the step that was to register more
-        return (self.clock.step - 1 + np.flatnonzero(np.diff(num_full) > 0)).tolist()
-
-    def _plan_growth(self, sequence: Sequence, room: NDArray[np.int64]) -> dict[int, int]:
-        """Clock values at which the sequence needs more blocks, and how many; `room` in tokens, before each step."""
-        num_blocks = -(-room // self._block_size)
-        num_blocks = np.maximum.accumulate(np.maximum(num_blocks, len(sequence.block_table)))
-        more = np.diff(num_blocks, prepend=len(sequence.block_table))
-        steps = np.flatnonzero(more > 0)
-        return dict(zip((self.clock.step + steps).tolist(), more[steps].tolist(), strict=True))
 
     def check_integrity(self) -> None:
         """Prove that timers and sums say what the sequences say; raises AssertionError."""

@@ -6,13 +6,13 @@ from collections import abc
 from typing import ClassVar, Literal
 
 from engine.core.block_hashes import BlockHashes
-from engine.core.hashing import token_bytes
 from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
 from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
-from engine.core.kv.prefix_index import Content, PrefixIndex
-from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
+from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.prefix_index import PrefixIndex
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tiers.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.offloading.connector import Connector
 from engine.core.sequence import Sequence
@@ -34,6 +34,7 @@ class BlockManager:
         cached_size: memory of a cached block as a multiple of a held one's (`BlockPool`).
 
     Attributes:
+        cache: finds and adds blocks in the prefix index.
         connector: stores on the host what is computed, as vLLM does; None where nothing does.
 
     Raises:
@@ -67,11 +68,14 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
         self.offload = offload
-        self._recomputes_last_block = full_hit == "recompute_block"
         self.index = PrefixIndex() if offload is None else offload.index
         evict = self.index.remove if offload is None else offload.remove
         self.pool = pool or make_pool(num_blocks, eviction, evict, cached_size)
         self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
+        self.cache = PrefixCache(
+            self.pool, self.index, offload, block_size, is_enabled=enable_prefix_caching,
+            recomputes_last_block=full_hit == "recompute_block",
+        )  # fmt: skip
         self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
     @property
@@ -105,56 +109,19 @@ class BlockManager:
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest cached prefix of the known tokens of a waiting sequence."""
-        num_kept = len(sequence.block_table)
-        nothing = PrefixMatch([], num_kept * self.block_size, 0, False, num_kept) if num_kept else NO_MATCH
-        if not sequence.has_content or not sequence.request.reads_prefix_cache:
-            return nothing
-        num_tokens = sequence.num_tokens
-        num_full = (num_tokens - self._recomputes_last_block) // self.block_size
-        hashes = self._known_hashes(sequence, num_full)
-        if hashes is None or not (blocks := self.index.find(hashes, num_kept, num_full)):
-            return nothing
-        if sequence.token_ids is not None:
-            contents = self.contents_of(sequence, num_kept, num_kept + len(blocks))
-            blocks = blocks[: self.index.num_equal(blocks, contents)]
-        num_cached_tokens = (num_kept + len(blocks)) * self.block_size
-        copy_last = False
-        if blocks and num_cached_tokens == num_tokens:
-            # One token must be computed. Its block can be copied only when its content is there before the step.
-            if self.index.is_pending(blocks[-1]):
-                blocks.pop()
-                num_cached_tokens -= self.block_size
-            else:
-                copy_last = not self.pool.is_queued(blocks[-1])
-                num_cached_tokens -= 1
-        return make_match((blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last, num_kept, ()))
+        return self.cache.match(sequence)
 
     def cached_prefix(self, hashes: list[int]) -> tuple[int, int]:
         """How many leading blocks of a prompt with these hashes the prefix cache has on the device, and how many after
         them in the tiers behind it; tokens are not compared."""
-        num_on_device = len(self.index.find(BlockHashes(hashes), 0, len(hashes))) if self.enable_prefix_caching else 0
-        return num_on_device, 0 if self.offload is None else self.offload.num_held(hashes[num_on_device:])
+        return self.cache.count_leading(hashes)
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
 
         Their content must be computed by now or by the step being planned.
         """
-        num_full = num_tokens // self.block_size
-        start = sequence.num_registered_blocks
-        if num_full <= start:
-            return
-        table, hashes = sequence.block_table, self._known_hashes(sequence, num_full)
-        if hashes is None or (end := min(num_full, hashes.count)) <= start:
-            return
-        contents = () if sequence.token_ids is None else [*self.contents_of(sequence, start, end)]
-        self.index.add(table, hashes, start, end, contents)
-        if self.offload is not None and self.offload.sight is not None:
-            self.offload.note_computed(table[start:end], hashes.part(start, end), contents)
-        if self._ranked is not None:
-            parent = hashes.at(start - 1) if start else None
-            self._ranked.note_cached(table[start:end], hashes.part(start, end), parent)
-        sequence.num_registered_blocks = end
+        self.cache.register(sequence, num_tokens)
 
     def register_loaded(self, sequence: Sequence, num_tokens: int) -> None:
         """The same where these tokens, or the last of them, were copied here and not computed."""
@@ -171,24 +138,8 @@ class BlockManager:
 
     def hashes_of(self, sequence: Sequence, num_full: int) -> list[int]:
         """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""
-        hashes = self._known_hashes(sequence, num_full)
+        hashes = self.cache.known_hashes(sequence, num_full)
         return [] if hashes is None else hashes.all()
-
-    def _known_hashes(self, sequence: Sequence, num_full: int) -> BlockHashes | None:
-        """As `hashes_of`, not made yet where they are easily told; None where nothing can be shared."""
-        if not self.enable_prefix_caching:
-            return None
-        if sequence.token_ids is not None:
-            sequence.hash_blocks(self.block_size, num_full)
-        return sequence.hashes
-
-    def contents_of(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
-        """The content of blocks `start` to `end`; nothing where tokens are only counted."""
-        tokens, hashes, size = sequence.token_ids, sequence.block_hashes, self.block_size
-        if tokens is None or hashes is None:
-            return
-        for i in range(start, end):
-            yield hashes[i - 1] if i else None, token_bytes(tokens[i * size : (i + 1) * size])
 
     # -- blocks of a sequence -------------------------------------------------------------------------------------
 

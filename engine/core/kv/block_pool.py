@@ -6,9 +6,8 @@
             └──────────── take (oldest first, hash dropped) ◀── free, hashed (LRU)
 
 A hashed block that is free keeps its content until it is taken, and a hit brings it back. Unhashed blocks are taken
-first; hashed ones least recently used first, a sequence's tail before its head, so that a cached block never
-outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first is taken first,
-hashed or not.
+first; hashed ones least recently used first, a sequence's tail before its head, so that a cached block never outlives
+the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first goes first, hashed or not.
 
 Layers with a sliding window may leave memory in the queue, too (`window_pages.py`). Then cached blocks and that are
 limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`free_queue.py`).
@@ -18,13 +17,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import chain
-from typing import Any
 
 from engine.core.block_hashes import BlockHashes
 from engine.core.kv.free.free_queue import FreeQueue, Segment
 from engine.core.kv.free.window_pages import WindowPages
 from engine.core.kv.pool import Evict, Pool, all_ids
+from engine.core.kv.shared_blocks import SharedBlocks, without
 
 
 class BlockPool(Pool):
@@ -45,13 +43,13 @@ class BlockPool(Pool):
         self._num_free = num_blocks
         self._pages = WindowPages(cached_size - 1) if cached_size > 1 else None
         self._num_cached = 0  # free blocks whose content can be found
-        self._num_extra = 0  # references beyond the first, of all blocks together
         self.has_one_queue = has_one_queue
         self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
         self._queue = FreeQueue(num_blocks)
-        self._shared: dict[int, int] = {}  # references beyond the first
+        self._sharing = SharedBlocks()
+        self._shared = self._sharing.references
 
     @property
     def num_free(self) -> int:
@@ -59,7 +57,7 @@ class BlockPool(Pool):
 
     @property
     def num_extra_references(self) -> int:
-        return self._num_extra
+        return self._sharing.num_extra
 
     @property
     def num_shared(self) -> int:
@@ -73,27 +71,13 @@ class BlockPool(Pool):
         return self._segment_of(block) is not None
 
     def count_queued(self, blocks: list[int]) -> int:
-        place = num_queued = 0
-        while place < len(blocks):
-            hits, segment = self._hits_from(blocks, place)
-            place += len(hits)
-            if segment is not None:
-                num_queued += len(hits)
-        return num_queued
+        return sum([len(hits) for hits, segment in self._parts(blocks) if segment is not None])
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
 
     def num_given_up_by(self, tables: list[list[int]]) -> tuple[int, int]:
-        num_entries, shared = sum(map(len, tables)), self._shared
-        if not shared:
-            return num_entries, 0
-        if len(tables) == 1:  # as nearly always
-            held = self._shared_in(tables[0])
-            return num_entries - len(held), sum([shared[block] == 1 for block in held])
-        counts = Counter(chain.from_iterable([self._shared_in(table) for table in tables]))
-        num_freed = num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
-        return num_freed, sum([shared[block] <= count for block, count in counts.items()])
+        return self._sharing.num_given_up_by(tables)
 
     def num_references(self, block: int) -> int:
         return 1 + self._shared.get(block, 0)
@@ -146,12 +130,9 @@ class BlockPool(Pool):
         return parts
 
     def hold(self, blocks: list[int]) -> None:
-        place = 0
-        while place < len(blocks):
-            hits, segment = self._hits_from(blocks, place)
-            place += len(hits)
+        for hits, segment in self._parts(blocks):
             if segment is None:
-                self._share(hits)
+                self._sharing.add(hits)
             else:
                 self._num_free -= len(hits)
                 self._num_cached -= len(hits)
@@ -159,14 +140,18 @@ class BlockPool(Pool):
         if self._pages is not None:
             self._forget_oldest(self._pages)
 
-    def _hits_from(self, blocks: list[int], place: int) -> tuple[list[int], Segment | None]:
-        """Those of `blocks` from `place` on that are held, or in the same segment, and that segment."""
-        segment, end = self._segment_of(blocks[place]), place + 1
-        if segment is not None and (num_leading := segment.num_leading(blocks, place)):
-            return blocks[place : place + num_leading], segment
-        while end < len(blocks) and self._segment_of(blocks[end]) is segment:
-            end += 1
-        return blocks[place:end], segment
+    def _parts(self, blocks: list[int]) -> list[tuple[list[int], Segment | None]]:
+        """`blocks`, in parts that are held, or in the same segment, each with that segment."""
+        parts: list[tuple[list[int], Segment | None]] = []
+        end = 0
+        while end < len(blocks):
+            start, segment = end, self._segment_of(blocks[end])
+            num_leading = 0 if segment is None else segment.num_leading(blocks, start)
+            end += num_leading or 1
+            while not num_leading and end < len(blocks) and self._segment_of(blocks[end]) is segment:
+                end += 1
+            parts.append((blocks[start:end], segment))
+        return parts
 
     def _segment_of(self, block: int) -> Segment | None:
         """The segment of a block that is held or in the queue."""
@@ -178,17 +163,12 @@ class BlockPool(Pool):
         Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
         """
         num_kept = 0  # leading blocks that others hold
-        if self._shared and (shared := self._shared_in(table)):
-            self.drop_shared(shared)
+        if self._shared and (shared := self._sharing.among(table)):
+            self._sharing.drop(shared)
             if shared == table[: len(shared)]:  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
-                others = set(shared)
-                if hashes is not None:
-                    hashed = zip(table, hashes.part(0, num_hashed), strict=False)
-                    hashes = BlockHashes([each for block, each in hashed if block not in others])
-                    num_hashed = hashes.count
-                table = [block for block in table if block not in others]
+                table, hashes, num_hashed = without(shared, table, hashes, num_hashed)
         self._num_free += len(table) - num_kept
         private = table[max(num_hashed, num_kept) :]
         if private:
@@ -197,44 +177,14 @@ class BlockPool(Pool):
             if self.has_one_queue:
                 self._queue.add(Segment(private, None, 0, len(private)))
             else:
-                if not self.tail_first:
-                    private.reverse()
-                self._free += private
+                self._free += private if self.tail_first else private[::-1]
         if num_hashed > num_kept and hashes is not None:
             self._enqueue(table, hashes, num_kept, num_hashed)
         if self._pages is not None:
             self._forget_oldest(self._pages)
 
     def drop_shared(self, blocks: list[int]) -> None:
-        shared: dict[Any, int] = self._shared
-        ids: list[Any] = blocks  # here and below: a compiled core would make new objects of numbers
-        for block in ids:
-            num_left = shared[block] - 1
-            if num_left:
-                shared[block] = num_left
-            else:
-                del shared[block]
-        self._num_extra -= len(blocks)
-
-    def _share(self, blocks: list[int]) -> None:
-        """Add a reference to each of `blocks`, which are held."""
-        shared: dict[Any, int] = self._shared
-        ids: list[Any] = blocks
-        for block in ids:
-            shared[block] = shared.get(block, 0) + 1
-        self._num_extra += len(blocks)
-
-    def _shared_in(self, table: list[int]) -> list[int]:
-        """The blocks of `table` that several sequences hold, in order: most often its first ones, and all there are."""
-        shared: dict[Any, int] = self._shared
-        ids: list[Any] = table
-        num_leading, num_ids = 0, len(ids)
-        while num_leading < num_ids and ids[num_leading] in shared:
-            num_leading += 1
-        leading = table[:num_leading]
-        if num_leading == len(shared):
-            return leading
-        return leading + [block for block in ids[num_leading:] if block in shared]
+        self._sharing.drop(blocks)
 
     def note_loaded(self, blocks: list[int]) -> None:
         if self._pages is not None:
@@ -286,8 +236,7 @@ class BlockPool(Pool):
         assert len(free) == self._num_free, "the free blocks are miscounted"
         assert not free.keys() & references.keys(), "a block is free and referenced"
         assert len(free) + len(references) == self.num_blocks, "a block is lost"
-        assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
-        assert self._num_extra == sum(self._shared.values()), "extra references are miscounted"
+        self._sharing.check_integrity(references)
         return {block: each for block, each in queued.items() if each is not None}
 
     def _queued_hashes(self) -> dict[int, int | None]:

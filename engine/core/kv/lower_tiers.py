@@ -21,7 +21,7 @@ def match_below(blocks: BlockManager, sequence: Sequence, match: PrefixMatch) ->
     if not hashes:
         return match
     known = sequence.token_ids is not None
-    contents = blocks.contents_of(sequence, start, end) if known else repeat(None)
+    contents = blocks.cache.contents_of(sequence, start, end) if known else repeat(None)
     return blocks.offload.continue_match(match, hashes, contents, blocks.block_size)
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import Counter, abc, defaultdict
 
+from engine.core.offloading.chunks import Chunks, HashesOf
 from engine.core.offloading.host_cache import HostCache
+from engine.core.offloading.host_loads import HostLoads
 from engine.core.offloading.jobs import Job, Jobs, SequenceState
 from engine.core.offloading.rules import OffloadingRules
 from engine.core.sequence import Sequence, SequenceStatus
-
-HashesOf = abc.Callable[[Sequence, int], list[int]]
 
 
 class Connector:
@@ -29,89 +29,25 @@ class Connector:
         cache: what the host has.
         rules: what the version of vLLM decides.
         jobs: the copies that are under way.
+        loads: what waiting sequences get from the host.
     """
 
     def __init__(self, cache: HostCache, block_size: int, rules: OffloadingRules, hashes_of: HashesOf) -> None:
         self.cache = cache
         self.rules = rules
         self.jobs = Jobs()
-        self._hashes_of = hashes_of
-        self._block_size = block_size
-        self._chunk_tokens = block_size * rules.chunk_blocks
+        self._chunks = Chunks(rules.chunk_blocks, block_size, hashes_of)
         self._states: defaultdict[Sequence, SequenceState] = defaultdict(SequenceState)
-        self._loading: dict[Sequence, int] = {}  # and since when
-        self._landed: set[Sequence] = set()  # those of them whose load is done
-        self._chunks_loaded: set[int] = set()  # by the loads that are under way
+        self.loads = HostLoads(cache, rules, self.jobs, self._chunks, self._states)
         # Ended since the last plan, and giving way with the last token under way: tokens to store, and known ones.
         self._ended: dict[Sequence, tuple[int, int]] = {}
         self._ending: dict[Sequence, tuple[int, int]] = {}
         self._gave_way: list[Sequence] = []  # while the next step is planned
-        self._allocated: set[int] = set()  # blocks that the planned step has given out
 
     @property
     def is_idle(self) -> bool:
         """No job is under way, and none is to come of who has ended."""
         return not self.jobs.under_way and not self._ended and not self._ending
-
-    # -- from the host --------------------------------------------------------------------------------------------
-
-    @property
-    def loading(self) -> abc.Collection[Sequence]:
-        """Waiting sequences that hold blocks for what was or is being loaded."""
-        return self._loading.keys()
-
-    def look(self, sequence: Sequence, num_local: int) -> int | None:
-        """How many tokens after the first `num_local`, which the device has, the host has of a waiting sequence; None
-        where it is too early to tell."""
-        state, rules, cache = self._states[sequence], self.rules, self.cache
-        state.table = []
-        if rules.stores_again:
-            state.next_chunk = 0
-        if state.jobs and not rules.by_request:
-            return None
-        chunks = self._chunks(sequence, sequence.num_tokens)
-        if rules.by_request:
-            cache.touch(chunks)
-        found = self._find(chunks, num_local)
-        if not rules.by_request:
-            cache.touch(chunks)
-        return found
-
-    def _find(self, chunks: list[int], num_local: int) -> int | None:
-        size = self._chunk_tokens
-        if len(chunks) * size - num_local < size:
-            return 0
-        chunks, start = chunks[num_local // size :], num_local // size
-        num_chunks, must_wait = self.cache.count_leading(chunks, written=not self.rules.by_request)
-        num_found = (start + num_chunks) * size - num_local
-        if must_wait or num_found < size:
-            return None if must_wait else 0
-        return None if any(chunk in self._chunks_loaded for chunk in chunks[:num_chunks]) else num_found
-
-    def begin_load(self, sequence: Sequence, num_local: int, now: int) -> None:
-        """Load what `look` has found: `sequence` has blocks for it behind its first `num_local` tokens."""
-        size, state = self._chunk_tokens, self._states[sequence]
-        end = sequence.num_computed_tokens // size
-        chunks = self._chunks(sequence, sequence.num_tokens)
-        wanted = {chunks[number]: number for number in range(num_local // size, end)}
-        blocks = sequence.block_table[num_local // self._block_size :]
-        job = self.jobs.start(sequence, [*wanted], blocks, self.cache.begin_read(wanted, sequence), is_store=False)
-        state.jobs.add(job.number)
-        state.next_chunk = end
-        self._chunks_loaded.update(wanted)
-        self._loading[sequence] = now
-        self._allocated.update(sequence.block_table)
-
-    def has_landed(self, sequence: Sequence) -> bool:
-        """Whether what a sequence loads is there."""
-        return sequence in self._landed
-
-    def admit(self, sequence: Sequence, now: int) -> None:
-        """A sequence enters the step that is planned `now`."""
-        if (since := self._loading.pop(sequence, None)) is not None:
-            self._landed.remove(sequence)
-            sequence.request.loading_time += now - since
-        self._states[sequence].num_blocks = 0
 
     # -- to the host ----------------------------------------------------------------------------------------------
 
@@ -132,10 +68,7 @@ class Connector:
         self._ended[sequence] = min(self._num_storable(sequence), num_known), num_known
         if sequence.block_table:
             state.table = sequence.block_table[: state.num_blocks]
-        is_loading = sequence in self._loading and sequence not in self._landed
-        self._loading.pop(sequence, None)
-        self._landed.discard(sequence)
-        return is_loading or state.has_stored
+        return self.loads.leave(sequence) or state.has_stored
 
     def _num_storable(self, sequence: Sequence) -> int:
         """Tokens of an ended sequence that may be stored, of the known ones."""
@@ -155,12 +88,12 @@ class Connector:
 
         Args:
             ends: the sequences of the step in order of admission, with the tokens that are computed after it.
-            num_known: as `RunningSet.num_known`.
+            num_known: as `registering.num_known`, of one of them.
         """
         for sequence in ends:
             state, table = self._states[sequence], sequence.block_table
             if state.num_blocks != len(table):
-                self._allocated.update(table[state.num_blocks :])
+                self.jobs.allocated.update(table[state.num_blocks :])
                 state.num_blocks = len(table)
         given_up = [self._states[sequence] for sequence in self._gave_way]
         for state in given_up:
@@ -180,7 +113,7 @@ class Connector:
             for state in given_up:
                 self.cache.end_write(state.unfindable)
                 state.unfindable.clear()
-        self._allocated.clear()
+        self.jobs.allocated.clear()
         self._gave_way.clear()
         self._ended, self._ending = self._ending, {}
 
@@ -200,11 +133,11 @@ class Connector:
     def _store(self, sequence: Sequence, table: list[int], num_tokens: int, num_known: int) -> Job | None:
         """Store the chunks among the first `num_tokens` tokens of a sequence that were not offered yet, and note that
         those of its `num_known` tokens are of use."""
-        state, rules, size = self._states[sequence], self.rules, self.rules.chunk_blocks
-        end = min(num_tokens // self._chunk_tokens, len(table) // size)
+        state, rules, chunks, size = self._states[sequence], self.rules, self._chunks, self._chunks.num_blocks
+        end = min(num_tokens // chunks.num_tokens, len(table) // size)
         if end <= state.next_chunk:
             return None
-        hashes = self._hashes_of(sequence, num_tokens // self._block_size)
+        hashes = chunks.hashes_of(sequence, num_tokens // chunks.block_size)
         end = min(end, len(hashes) // size)
         offered = {hashes[(number + 1) * size - 1]: number for number in range(state.next_chunk, end)}
         store = self.cache.begin_write(offered, sequence) if offered else None
@@ -213,7 +146,7 @@ class Connector:
         state.next_chunk = end
         if not store.chunks:
             return None
-        self.cache.touch(self._chunks(sequence, num_tokens if rules.by_request else num_known))
+        self.cache.touch(chunks.of(sequence, num_tokens if rules.by_request else num_known))
         blocks = [table[offered[chunk] * size + i] for chunk in store.chunks for i in range(size)]
         if rules.by_request:
             state.unfindable |= dict.fromkeys(store.chunks)
@@ -224,7 +157,7 @@ class Connector:
 
     def _flush_if_reused(self, job: Job) -> None:
         """Let the planned step wait for a store whose blocks it has given to others."""
-        if not self.rules.by_request and not self._allocated.isdisjoint(job.blocks):
+        if not self.rules.by_request and not self.jobs.allocated.isdisjoint(job.blocks):
             self.jobs.flush([job.number])
 
     # -- jobs that are done ---------------------------------------------------------------------------------------
@@ -239,7 +172,8 @@ class Connector:
             state = self._states[job.sequence]
             state.jobs.remove(number)
             if not job.is_store:
-                self._end_load(job, loaded)
+                if not self.loads.end(job):
+                    loaded.append(job.sequence)
             elif not self.rules.by_request:
                 self.cache.end_write(job.chunks)
             elif state.is_known and not state.jobs:
@@ -248,14 +182,6 @@ class Connector:
         if self.rules.by_request:
             self._end_stores(told, stored)
         return [*loaded, *stored]
-
-    def _end_load(self, job: Job, loaded: list[Sequence]) -> None:
-        self.cache.end_read(job.chunks)
-        self._chunks_loaded.difference_update(job.chunks)
-        if job.sequence in self._loading:
-            self._landed.add(job.sequence)
-        else:
-            loaded.append(job.sequence)
 
     def _end_stores(self, told: abc.Sequence[Sequence], stored: dict[Sequence, None]) -> None:
         """Let be found what was stored of requests of which nothing is being stored any more."""
@@ -266,13 +192,6 @@ class Connector:
                     stored[sequence] = None
         for sequence in stored:
             self.cache.end_write(self._states.pop(sequence).unfindable)
-
-    # -- in small -------------------------------------------------------------------------------------------------
-
-    def _chunks(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Hashes of the full chunks of the first `num_tokens` tokens."""
-        size, hashes = self.rules.chunk_blocks, self._hashes_of(sequence, num_tokens // self._block_size)
-        return hashes[size - 1 : num_tokens // self._chunk_tokens * size : size]
 
     def _forget(self, sequence: Sequence, state: SequenceState) -> None:
         if state.is_over:
@@ -288,9 +207,7 @@ class Connector:
         numbers = [number for state in states.values() for number in state.jobs]
         assert sorted(numbers) == sorted(jobs), "a job belongs to no sequence"
         loads = [job for job in jobs.values() if not job.is_store]
-        assert self._chunks_loaded == {chunk for job in loads for chunk in job.chunks}
-        assert {job.sequence for job in loads} >= self._loading.keys() - self._landed
-        assert self._landed <= self._loading.keys()
+        self.loads.check_integrity(loads)
         written = {chunk for state in states.values() for chunk in state.unfindable}
         if not self.rules.by_request:
             written = {chunk for job in jobs.values() if job.is_store for chunk in job.chunks}

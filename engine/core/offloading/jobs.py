@@ -46,11 +46,13 @@ class Jobs:
     Attributes:
         now: when the last step was planned, or could not be.
         under_way: all that are not done, by their numbers.
+        allocated: blocks that the planned step has given out.
     """
 
     def __init__(self) -> None:
         self.now = 0
         self.under_way: dict[int, Job] = {}
+        self.allocated: set[int] = set()
         self._num_started = 0
         self._orders = Orders([], set(), [])
         self._unplanned: list[Job] = []

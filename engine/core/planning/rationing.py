@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.core.plan import StepDraft
 from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.registering import register_known
 from engine.core.sequence import Sequence
 
 
@@ -42,7 +43,7 @@ def ration(planner: StepPlanner, draft: StepDraft, *, ends: bool) -> tuple[dict[
             if is_over := planner.spares(victim):
                 break
             if victim in served:
-                running.register_known(victim)
+                register_known(running, planner.blocks, victim)
                 given_back, blocks = served.pop(victim)
                 budget += given_back
                 planner.take_back(victim, blocks)

@@ -13,8 +13,10 @@ from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.planning.asking import Admission, AdmissionRule, Wait
 from engine.core.planning.parking import Parking
+from engine.core.running.forks import num_shared_blocks, unshare
 from engine.core.running.giving_way import GivingWay
 from engine.core.running.preemption import Preemption
+from engine.core.running.registering import filled, register_filled
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
 
@@ -79,7 +81,7 @@ class StepPlanner(GivingWay):
         """Blocks that the decodes must get before they can compute a token."""
         running = self.running
         num_due = running.decodes.num_blocks_due()
-        return num_due + running.num_shared_blocks() if running.forked else num_due
+        return num_due + num_shared_blocks(running, self.blocks) if running.forked else num_due
 
     def plan_decodes(self, draft: StepDraft, chunks: abc.Mapping[Sequence, int] = NO_CHUNKS) -> None:
         """Let every decoding sequence compute one token; the blocks for that must be free.
@@ -90,7 +92,7 @@ class StepPlanner(GivingWay):
         running = self.running
         decodes = running.decodes
         if running.forked:
-            draft.transfers += running.unshare()
+            draft.transfers += unshare(running, self.blocks)
         draft.num_decodes = len(decodes.sequences)
         growth = decodes.grow(0, self.blocks)
         if growth.blocks:
@@ -101,7 +103,7 @@ class StepPlanner(GivingWay):
             if chunks:
                 self._register_in_order(ahead, chunks)
             else:
-                running.register_filled(ahead)
+                register_filled(running, self.blocks, ahead)
         self.waiting.look_for_supply()
 
     def continue_prefills(self, draft: StepDraft, budget: int) -> int:
@@ -202,14 +204,13 @@ class StepPlanner(GivingWay):
 
     def _register_in_order(self, ahead: int, chunks: abc.Mapping[Sequence, int]) -> None:
         """Register what decodes and `chunks` fill, in order of admission: of equal blocks the first one is found."""
-        running = self.running
-        filled = dict(running.filled(ahead))
-        if not filled:  # the chunks are in order already, and registered as they are planned
+        full = dict(filled(self.running, ahead))
+        if not full:  # the chunks are in order already, and registered as they are planned
             return
-        filled |= {s: s.num_computed_tokens + num_tokens for s, num_tokens in chunks.items() if s.has_content}
-        for sequence in running.sequences:
-            if sequence in filled:
-                self.blocks.announce(sequence, filled[sequence])
+        full |= {s: s.num_computed_tokens + num_tokens for s, num_tokens in chunks.items() if s.has_content}
+        for sequence in self.running.sequences:
+            if sequence in full:
+                self.blocks.announce(sequence, full[sequence])
 
     def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
         """Whether one more prompt chunk, padded with those of the draft, would bring the step over a limit."""

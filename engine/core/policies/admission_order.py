@@ -11,7 +11,7 @@ from engine.core.admission.need import Padding
 from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.plan import StepDraft
 from engine.core.planning.in_admission_order import plan_running
-from engine.core.planning.loading import admit_or_load
+from engine.core.planning.offloading.loading import admit_or_load
 from engine.core.planning.policy import BasePolicy
 from engine.core.planning.step_planner import StepPlanner
 from engine.core.running.preemption import Preemption

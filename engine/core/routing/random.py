@@ -27,6 +27,7 @@ class DrawOptions:
 
 class Random(BaseRouter):
     options_type = DrawOptions
+    reads_servers = False
 
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
         return draw(request.request_id, len(servers), self.options.seed)

@@ -12,6 +12,8 @@ from engine.core.sequence import Request
 class RoundRobin(BaseRouter):
     """The first request goes to the first server."""
 
+    reads_servers = False
+
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self._turn = -1

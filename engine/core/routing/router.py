@@ -62,6 +62,7 @@ class Router(Protocol):
 
     Attributes:
         options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
+        reads_servers: what it chooses depends on what the servers do, and not on their number alone.
         reads_prefixes: it asks for `prefix_hits`, so that somebody must keep account of what servers have cached.
         reads_caches: it asks for `cached_tokens`.
         reads_prompts: it asks for `num_uncached_tokens`, and for `prefix_hits`.
@@ -70,6 +71,9 @@ class Router(Protocol):
     """
 
     options_type: ClassVar[type[Any]]
+
+    @property
+    def reads_servers(self) -> bool: ...
 
     @property
     def reads_prefixes(self) -> bool: ...
@@ -93,6 +97,7 @@ class BaseRouter:
     """A rule that keeps its `options`; by default it has none, and does not ask for prefixes."""
 
     options_type: ClassVar[type[Any]] = NoOptions
+    reads_servers: bool = True
     reads_prefixes: bool = False
     reads_caches: bool = False
     reads_prompts: bool = False

@@ -8,8 +8,9 @@ from operator import attrgetter
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.kept_blocks import name_content
+from engine.core.running.forks import fork
 from engine.core.running.padding import drop, end_batch, pad_or_release
+from engine.core.running.registering import num_known, register_filled, register_verified
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import FINISHED, Sequence, SequenceStatus
 
@@ -53,7 +54,7 @@ class Progress:
             running.num_decode_steps += plan.num_steps
             if running.decodes.findable:
                 for ahead in range(1, plan.num_steps):
-                    running.register_filled(ahead, stopped)
+                    register_filled(running, self._blocks, ahead, stopped)
             ended = running.decodes.advance(plan.num_steps, drafts)
             flight.drafts = running.decodes.drafts
             if self._has_drafts and running.lag:
@@ -91,7 +92,7 @@ class Progress:
         """Take a sequence out, and the padding of its batch if nobody else is left of that."""
         if self._running.lag and sequence in self._running.decodes.sequences:
             self._register_known(sequence)
-        self._running.abort(sequence)
+        self._running.abort(sequence, num_known(self._running, sequence))
         if self._running.padding:
             end_batch(self._running)
 
@@ -147,7 +148,7 @@ class Progress:
         if len(ended) > 1:
             ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
         if self._finds_verified:
-            self._register_verified(ended)
+            register_verified(running, self._blocks, ended)
         for sequence in ended:
             if self._blocks.finds_late and sequence in running.decodes.sequences:
                 self._blocks.checkpoint(sequence, sequence.num_tokens - 1)
@@ -170,19 +171,11 @@ class Progress:
             if sequence in self._running.sequences:
                 self._blocks.checkpoint(sequence, sequence.num_tokens - 1)
 
-    def _register_verified(self, ended: list[Sequence]) -> None:
-        """Register all but the last token of those who got tokens, in order of admission: of equal blocks the first one
-        is found."""
-        known = [(sequence, num_tokens - 1) for sequence, num_tokens in self._running.decodes.filling(0)]
-        known += [(sequence, sequence.num_tokens - 1) for sequence in ended if sequence.has_content]
-        for sequence, num_tokens in sorted(known, key=lambda each: each[0].admission):
-            self._blocks.register(sequence, num_tokens)
-
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
         """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
         running = self._running
         del running.prefilling[sequence]
-        started = self._fork(sequence) if sequence.num_forks else [sequence]
+        started = fork(running, self._blocks, sequence) if sequence.num_forks else [sequence]
         for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
@@ -193,18 +186,6 @@ class Progress:
             else:
                 self._end(flight, each, stopped)
         return started
-
-    def _fork(self, sequence: Sequence) -> list[Sequence]:
-        """Make the other sequences of a request, which share the blocks of the prompt; returns all of them."""
-        running = self._running
-        name_content(self._blocks, sequence, sequence.num_computed_tokens)
-        forks = [sequence.fork() for _ in range(sequence.num_forks)]
-        running.num_reserved -= len(forks)
-        for fork in forks:
-            self._blocks.share(fork)
-            running.seat(fork)
-        running.forked |= dict.fromkeys([sequence, *forks])
-        return [sequence, *forks]
 
     def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
         """`sequence`, in no state now, has got its last token; what it generated past a stop is discarded."""

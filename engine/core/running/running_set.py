@@ -9,11 +9,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.decodes.interface import Decodes
-from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.flight import Flight
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import land
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
@@ -113,57 +111,9 @@ class RunningSet:
         else:
             self.prefilling[sequence] = None
 
-    def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:
-        """Register the blocks of decodes that are known to be full `ahead` steps after the next one is planned."""
-        for sequence, num_tokens in self.filled(ahead):
-            if sequence not in stopped:
-                self._blocks.announce(sequence, num_tokens)
-
-    def filled(self, ahead: int) -> list[tuple[Sequence, int]]:
-        """Decodes that may have filled a block by then, and how many known tokens they have.
-
-        A sequence that sat out the plan under way, or the last one, waits for no token: all its tokens are known.
-        """
-        decodes, filled = self.decodes, [*self.decodes.filling(ahead - self.lag)]
-        if decodes.fresh and self.lag and (ahead < self.lag or not self.flights):
-            started = self.flights[-1].started if self.flights else ()
-            filled += [(s, s.num_tokens) for s in decodes.fresh if s in decodes.findable and s not in started]
-        return filled
-
-    def register_known(self, sequence: Sequence) -> None:
-        """Register what a decoding sequence has computed, which is known when it has its place in the step."""
-        if sequence in self.decodes.findable:
-            num_known = self.decodes.num_found(sequence) if self.lag else sequence.num_tokens - 1
-            self._blocks.register(sequence, num_known)
-
     def is_under_way(self, sequence: Sequence) -> bool:
         """With a connector: whether the plan that is not committed computes something of a sequence."""
-        if not self.flights:
-            return False
-        return sequence in self.flights[-1].members
-
-    def num_known(self, sequence: Sequence) -> int:
-        """With a connector: tokens of a running sequence without those that the plan under way brings to a decode."""
-        if not self.is_under_way(sequence):
-            return sequence.num_tokens
-        if sequence in self.decodes.sequences or sequence in self.ending:
-            return self.decodes.num_found(sequence)
-        return self.paused.get(sequence, sequence.num_tokens)
-
-    def unshare(self) -> list[Transfer]:
-        """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
-        writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
-        copies = [self._blocks.copy_on_write(s) for s in writers if self._blocks.must_copy(s)]
-        for sequence in writers:  # those that sit the step out stay
-            del self.forked[sequence]
-        return copies
-
-    def num_shared_blocks(self) -> int:
-        """How many blocks `unshare` takes: the last that holds a shared block keeps it."""
-        writers = [s for s in self.forked if s in self.decodes.sequences and self._blocks.must_copy(s)]
-        size = self._blocks.block_size
-        counts = Counter(s.block_table[(s.num_tokens - 1) // size] for s in writers)
-        return sum(min(count, self._blocks.pool.num_references(block) - 1) for block, count in counts.items())
+        return bool(self.flights) and sequence in self.flights[-1].members
 
     def pause(self, sequence: Sequence) -> None:
         """Let a decoding sequence sit out the step that is being planned."""
@@ -192,8 +142,7 @@ class RunningSet:
         self.leave(sequence, SequenceStatus.WAITING)
         if self._blocks.connector is not None:
             self._blocks.connector.give_way(sequence)
-        release = self._release_when_run if self._holds_busy(sequence) else self._blocks.release
-        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, release)
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, self._release_blocks)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
         self._waiting.push(sequence)
@@ -208,14 +157,12 @@ class RunningSet:
         del self.sequences[sequence]
         self._blocks.connector.give_way(sequence)
         self._waiting.on_release(sequence)
-        if self._holds_busy(sequence):
-            self._release_when_run(sequence)
-        else:
-            self._blocks.drop(sequence)
+        self._release_blocks(sequence)
 
-    def abort(self, sequence: Sequence) -> None:
-        """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
-        was_parked, num_known = sequence in self.parked, self.num_known(sequence)
+    def abort(self, sequence: Sequence, num_known: int) -> None:
+        """Take a sequence out, of which `num_known` tokens are known; what it has blocks for that are still coming, it
+        holds until they are there."""
+        was_parked = sequence in self.parked
         self.leave(sequence, SequenceStatus.ABORTED)
         if was_parked and sequence not in self.returning:
             del self.sequences[sequence]
@@ -231,8 +178,11 @@ class RunningSet:
         connector = self._blocks.connector
         return connector is not None and connector.rules.busy_blocks != "free" and self.is_under_way(sequence)
 
-    def _release_when_run(self, sequence: Sequence) -> None:
-        """Release the blocks of a sequence that goes on without them when the step under way has run."""
+    def _release_blocks(self, sequence: Sequence) -> None:
+        """Release the blocks of a sequence that goes on without them: now, or when the step under way has run."""
+        if not self._holds_busy(sequence):
+            self._blocks.release(sequence)
+            return
         holder = sequence.hand_over_blocks()
         self.held[holder] = None
         self.flights[-1].freed.append(holder)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from engine.core.sequence import Request
 from harness.engines.endpoint.answers import Answer
-from harness.engines.endpoint.metrics import Readings
+from harness.engines.endpoint.server_metrics import Readings
 from harness.record.record import Record, RecordedRun
 from harness.record.recorded import Recorded
 from harness.record.recorder import STATUSES, Recorder

@@ -29,7 +29,7 @@ from engine.core.routing.views.loads import UncachedPrompts
 from engine.core.routing.views.prefix_estimate import PrefixEstimate
 from engine.core.sequence import Request
 from engine.server.asking import session_of
-from harness.engines.endpoint.metrics import Reading, parse
+from harness.engines.endpoint.server_metrics import Reading, parse
 
 _BLOCK_SIZE = 16
 _BLOCKS = 16_384  # of a server's cache, until its metrics tell

@@ -14,8 +14,8 @@ import numpy as np
 
 from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures.chart import NUM_COLORS, Axis, Chart, Color, Kind, Mark, Panel, Series, Shade, Side, are_far_apart
+from harness.figures.drawn_metrics import Metric, by_throughput, has_data, headline_metrics, metric
 from harness.figures.labels import number, parameter_label, parameter_title, short_name, value_label
-from harness.figures.metrics import Metric, by_throughput, has_data, headline_metrics, metric
 from harness.figures.subtitles import comparison_subtitle
 from harness.results.tables import Floats
 

@@ -11,8 +11,8 @@ import pandas as pd
 from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Color, Mark, Name, Panel, Series, are_far_apart
 from harness.figures.charts.compare import line_colors, runs_of
+from harness.figures.drawn_metrics import interactivity, metric, per_gpu, slo_statistic
 from harness.figures.labels import number, parameter_title, short_name, value_label
-from harness.figures.metrics import interactivity, metric, per_gpu, slo_statistic
 from harness.figures.subtitles import comparison_subtitle
 from harness.results.load import ALIKE
 from harness.results.metrics import Bools

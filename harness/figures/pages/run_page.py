@@ -12,7 +12,7 @@ from harness.figures.chart import is_known
 from harness.figures.charts.latency import counted, latency_chart
 from harness.figures.charts.requests import requests_chart
 from harness.figures.charts.timeline import cache_chart, timeline_chart
-from harness.figures.metrics import tail_of
+from harness.figures.drawn_metrics import tail_of
 from harness.figures.pages.elements import Cell, Markup, Tone, bullets, facts, figures, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction

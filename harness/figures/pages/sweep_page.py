@@ -13,8 +13,8 @@ from harness.errors import TwinServeError
 from harness.figures.chart import is_known
 from harness.figures.charts.compare import metrics_page_chart
 from harness.figures.charts.tradeoff import frontier_chart
+from harness.figures.drawn_metrics import by_throughput, tail_of, throughput
 from harness.figures.labels import parameter_title, short_name, value_label
-from harness.figures.metrics import by_throughput, tail_of, throughput
 from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures, paragraph, section, table, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction

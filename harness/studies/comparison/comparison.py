@@ -14,7 +14,7 @@ from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.errors import TwinServeError
 from harness.figures import write_comparison_charts
 from harness.figures.charts.latency import curve_key, latency_curves
-from harness.figures.metrics import tail_percentile
+from harness.figures.drawn_metrics import tail_percentile
 from harness.figures.pages import write_comparison_page
 from harness.figures.pages.notes import notes_of
 from harness.results.stored.files import REQUESTS, read_requests, write_whole

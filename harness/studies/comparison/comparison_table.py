@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.figures.drawn_metrics import tail_percentile
 from harness.figures.labels import parameter_title, short_name, value_label
-from harness.figures.metrics import tail_percentile
 from harness.results.measures.slo import LIMITED
 from harness.results.measures.step_times import mixed_text
 from harness.results.measures.unserved import unserved_text

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import ConfigError
-from harness.figures.metrics import is_share
+from harness.figures.drawn_metrics import is_share
 from harness.results.statistics.distributions import t_quantile
 from harness.studies.comparison.parameters import SEED
 

@@ -15,7 +15,7 @@ from harness.figures.charts.compare import metrics_chart, metrics_page_chart
 from harness.figures.charts.latency import distributions_chart
 from harness.figures.charts.tradeoff import frontier, frontier_chart
 from harness.figures.drawing import draw
-from harness.figures.metrics import by_throughput, headline_metrics
+from harness.figures.drawn_metrics import by_throughput, headline_metrics
 from tests.harness.figures.builders import PNG, RATES, curves_of, panel_of, table_of, texts
 from tests.selection import few
 

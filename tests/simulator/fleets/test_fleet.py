@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
 from engine.core.routing.prefix_affinity import PrefixAffinity, PrefixAffinityOptions
+from engine.core.routing.random import Random
 from engine.core.routing.round_robin import RoundRobin
 from engine.core.routing.router import Router, ServerView
 from engine.core.sequence import Request
@@ -56,6 +57,24 @@ def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, orde
     permuted = simulate_case(case, rule=Nosy(order=order), **price)
     for place, number in enumerate(order):
         assert_same(permuted[place], runs[number])
+
+
+@examples(6)
+@given(
+    cases(num_replicas=st.sampled_from([2, 3]), arrivals=st.sampled_from(["open", "burst"])),
+    st.booleans(),
+    st.sampled_from([1, 2, 50]),
+)
+def test_servers_that_run_ahead_live_through_the_same_times(case: Case, is_flat: bool, ahead: int) -> None:
+    price = {"cost_model": FlatCost(10_000)} if is_flat else {}
+    for rule in (RoundRobin, Random):
+        runs = [
+            simulate_case(case, rule=rule(rule.options_type()), ahead=each, compress=compress, **price)
+            for each, compress in ((0, True), (ahead, True), (ahead, False))
+        ]
+        for in_turn, alone, stepped in zip(*runs, strict=True):
+            assert_same(in_turn, alone)
+            assert_same(in_turn, stepped)
 
 
 @examples(5)

@@ -1,1 +1,1 @@
-"""The allocators before paging: a range of consecutive blocks for each sequence."""
+"""What a sequence holds from its admission to its end: a range of blocks, as before paging, or blocks for its state."""

@@ -83,7 +83,8 @@ class Course:
 
     def land(self) -> None:
         """All jobs are done."""
-        self.scheduler.report([*self.waiting], self._ended)
+        assert self.scheduler.storing is not None
+        self.scheduler.storing.report([*self.waiting], self._ended)
         self.waiting.clear()
         self._ended.clear()
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.endpoint.answers import Answer, ServerSaidError, StreamReader, read_whole
-from harness.engines.endpoint.metrics import Readings, parse
+from harness.engines.endpoint.server_metrics import Readings, parse
 from tests.mutations import odd_value
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import abc
+from functools import partial
+
 from engine.core.kv.tiers.tier import DEVICE, HOST, Transfer
 from engine.core.offloading.connector import Connector
 from engine.core.offloading.jobs import Job, Orders
 from engine.core.plan import StepDraft
+from engine.core.running.registering import num_known
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
 
@@ -13,12 +17,16 @@ from engine.core.sequence import Sequence
 class Storing:
     """Ends the planning of steps where what they complete is stored on the host.
 
+    Args:
+        lanes: those of the scheduler.
+
     Attributes:
         planned: the sequences of the last step, with the tokens that are computed after it.
     """
 
-    def __init__(self, connector: Connector) -> None:
+    def __init__(self, connector: Connector, lanes: list[RunningSet]) -> None:
         self._connector = connector
+        self._lanes = lanes
         self._flushed: list[Orders] = []  # of passes before the last one
         self.planned: dict[Sequence, int] = {}
 
@@ -29,20 +37,27 @@ class Storing:
         chunks = {chunk.sequence: chunk.start + chunk.num_tokens for chunk in draft.prefills}
         decodes = running.decodes.sequences if draft.num_decodes else ()
         self.planned = {
-            sequence: chunks.get(sequence) or running.num_known(sequence)
+            sequence: chunks.get(sequence) or num_known(running, sequence)
             for sequence in running.sequences
             if sequence in chunks or sequence in decodes
         }
-        self._connector.end_plan(self.planned, draft.admitted, running.num_known)
+        self._connector.end_plan(self.planned, draft.admitted, partial(num_known, running))
         if self.planned:
             for job in self._connector.jobs.pop_unplanned():
                 draft.transfers += _transfers(job, self._connector.rules.chunk_blocks)
 
-    def flush(self) -> tuple[list[int], list[Sequence]]:
-        """Nobody was served: the blocks of the victims are free at once. Returns what `Scheduler.report` takes."""
+    def flush(self) -> None:
+        """Nobody was served: what the planned step would wait for is stored now, so that the blocks of the victims are
+        free at once."""
         orders = self._connector.jobs.take_orders()
         self._flushed.append(orders)
-        return sorted(orders.flushed), orders.ended
+        self.report(sorted(orders.flushed), orders.ended)
+
+    def report(self, done: list[int], ended: abc.Sequence[Sequence]) -> None:
+        """These jobs of the connector are done, in this order, and `Orders.ended` is known."""
+        for sequence in self._connector.report(done, ended):
+            for lane in self._lanes:
+                lane.ready(sequence)
 
     def take_orders(self) -> Orders:
         """What the last plan, or the attempt at one, asks of who copies between device and host."""

@@ -39,9 +39,9 @@ def admit_or_load(planner: StepPlanner, draft: StepDraft, budget: int) -> None:
             waiting.skip()
             continue
         planner.start(draft, waiting.pop(), match, answer.num_tokens, need.padding)
-        if draft.prefills[-1].is_last and draft.admitted[-1] not in connector.loading:
+        if draft.prefills[-1].is_last and draft.admitted[-1] not in connector.loads.waiting:
             whole.add(draft.admitted[-1])
-        connector.admit(draft.admitted[-1], draft.now)
+        connector.loads.admit(draft.admitted[-1], draft.now)
         budget -= answer.num_tokens
     waiting.end_pass()
 
@@ -50,13 +50,13 @@ def _find(planner: StepPlanner, connector: Connector, sequence: Sequence) -> tup
     """What a waiting sequence has or finds on the device, and how many tokens after that on the host; None if it has to
     wait for transfers."""
     blocks = planner.blocks
-    if sequence in connector.loading:
-        if not connector.has_landed(sequence):
+    if sequence in connector.loads.waiting:
+        if not connector.loads.has_landed(sequence):
             return None
         _land(planner, sequence)
         return PrefixMatch([], sequence.num_computed_tokens, 0, False, len(sequence.block_table)), 0
     match = blocks.match(sequence)
-    num_loaded = connector.look(sequence, match.num_cached_tokens)
+    num_loaded = connector.loads.look(sequence, match.num_cached_tokens)
     return None if num_loaded is None else (match, num_loaded)
 
 
@@ -76,7 +76,7 @@ def _num_reserved(planner: StepPlanner, connector: Connector, whole: abc.Contain
         return 0
     if rule == "prompts" or num_decoded == 1:
         num_decoded = 0
-    sequences = [*(s for s in planner.running.prefilling if s not in whole), *connector.loading]
+    sequences = [*(s for s in planner.running.prefilling if s not in whole), *connector.loads.waiting]
     num_missing = sum(max(0, blocks.blocks_for(s.num_tokens + num_decoded) - len(s.block_table)) for s in sequences)
     return num_missing + blocks.blocks_for(num_decoded)
 
@@ -89,4 +89,4 @@ def _load(
     sequence.set_computed(num_local + num_loaded)
     if not sequence.num_preemptions:
         sequence.cached_by_tier = {HOST: min(num_loaded, sequence.num_tokens - 1 - num_local)}
-    connector.begin_load(sequence, num_local, now)
+    connector.loads.begin(sequence, num_local, now)
