@@ -157,6 +157,7 @@ def ends(pid: int) -> bool:
 
 def serve_without_end(pids: Connection) -> None:
     """Serve on two ranks, and send the process ids of the ranks once they do."""
+    multiprocessing.set_forkserver_preload(["engine.runner.executors.worker"])  # of a server of its own
     forked = multiprocessing.get_context("forkserver")
     multiprocessing.get_context = lambda method=None: forked  # type: ignore[assignment]
     llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
