@@ -110,8 +110,9 @@ def _few(data: Path) -> Iterator[tuple[str, Job]]:
     for source, runs_of in cases.items():
         for case in runs_of:
             yield f"{source} {case}", partial(published_runs.points, data, source, case)
-    for arm in measured_fleet.ARMS:
-        yield f"llm-d {arm}", partial(measured_fleet.points, data / "llm_d", arm)
+    for report, told in measured_fleet.REPORTS.items():
+        for arm in told.arms:
+            yield f"llm-d {report} {arm}", partial(measured_fleet.points, data / "llm_d", report, arm)
     yield "llm-d random", partial(measured_pd.random, data / "llm_d")
     for arm in measured_pd.ARMS:
         yield f"llm-d eviction {arm}", partial(measured_pd.eviction, data / "llm_d", arm)

@@ -14,7 +14,9 @@ with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Pois
 requests/s (`inference_perf.py`). Half of the model's layers have a sliding window, and vLLM keeps what they
 computed of a prefix in the same pool as the rest, until it is evicted (`engine/core/kv/block_pool.py`). Three arms:
 without tiers (`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see
-(`cpu_blind`), and that it counts with 0.4 (`cpu_aware`).
+(`cpu_blind`), and that it counts with 0.4 (`cpu_aware`). vLLM's OffloadingConnector copies there what is computed, and
+not what leaves the device, which would then hold other blocks: each of these servers has a store of its own, over the
+network's link, whose rate is about that of PCIe 5.
 
 The servers for prompts of `eviction` have the KV pool that they reported, 1,630,790 tokens. vLLM 0.27 prints
 max_model_len times the requests of that length that fit (`get_kv_cache_capacity`). One of 131,072 tokens holds 1,024
@@ -51,7 +53,7 @@ SYSTEM = (
 PAGES, PAGE_BYTES = 14_358, 128 * 18 * 2 * 8 * 64 * 2
 _WINDOWS_BYTES = (1024 * (128 + 128) + 8192) * PAGE_BYTES // 128  # that the simulation sets apart, and vLLM does not
 POOL = f"fleet.prefill.kv_cache_memory_bytes={PAGES * PAGE_BYTES + _WINDOWS_BYTES}"
-HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
+HOST = "fleet.prefill.tiers={store:{gib:100,servers:1},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}
 PROMPTS = Prompts(num_groups=1000, per_group=5, prefix=16000, question=256, output=256, span=128)
 STAGE = 60.0  # s

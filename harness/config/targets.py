@@ -42,7 +42,7 @@ _KINDS = {  # what each is called, derives from and must have
     ),
     "router.rule": (
         "routing rule", "engine.core.routing.router.BaseRouter",
-        ("options_type", "reads_prefixes", "reads_caches", "reads_prompts", "least_block", "choose"),
+        ("options_type", "reads_prefixes", "reads_caches", "reads_prompts", "least_block", "sent_counts_ms", "choose"),
     ),
 }  # fmt: skip
 _KINDS["fleet.decode_router.rule"] = _KINDS["router.rule"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -63,6 +63,7 @@ class View(Counted):
         keeps_prefixes: bool,
         reads_caches: bool,
         least_block: int = 1,
+        sent_counts_ns: int = 0,
     ) -> None:
         super().__init__()
         self.number = number
@@ -77,7 +78,9 @@ class View(Counted):
         self._block_size = blocks.block_size
         self._num_known = blocks.num_blocks * max(1, least_block // blocks.block_size)
         self._estimate = PrefixEstimate(self._num_known) if keeps_prefixes else None
-        self._coming: Counter[int] | None = Counter() if reads_caches else None  # blocks of prompts that are under way
+        self._sent_counts_ns = sent_counts_ns
+        self._expected: set[int] | None = set() if reads_caches else None  # blocks of prompts that were just sent
+        self._expiries: deque[tuple[int, Sequence[int]]] = deque()  # of these, the first one first
 
     def reset(self) -> None:
         """The server has died, with all that it had cached."""
@@ -88,8 +91,9 @@ class View(Counted):
             self.watch_steps()
         if self._estimate is not None:
             self._estimate = PrefixEstimate(self._num_known)
-        if self._coming is not None:
-            self._coming.clear()
+        if self._expected is not None:
+            self._expected.clear()
+            self._expiries.clear()
 
     def watch_prompts(self) -> None:
         """Keep account of `num_uncached_tokens` from now on."""
@@ -138,12 +142,12 @@ class View(Counted):
         return self._estimate.num_hits(hashes, self._num_full(request)) * self._block_size if hashes else 0
 
     def cached_tokens(self, request: Request) -> tuple[int, int]:
-        assert self._coming is not None, "the rule says that it reads caches"
+        expected = self._expected_now()
         hashes = list(self._prompt_hashes(request))
         on_device, behind = self._replica.scheduler.blocks.cached_prefix(hashes)
-        num_coming = next((n for n, block in enumerate(hashes) if block not in self._coming), len(hashes))
-        if num_coming > on_device:
-            on_device, behind = num_coming, max(0, on_device + behind - num_coming)
+        num_expected = next((n for n, block in enumerate(hashes) if block not in expected), len(hashes))
+        if num_expected > on_device:
+            on_device, behind = num_expected, max(0, on_device + behind - num_expected)
         return on_device * self._block_size, behind * self._block_size
 
     def check(self, request: Request) -> None:
@@ -158,8 +162,10 @@ class View(Counted):
             self._uncached.count(request, self.prefix_hits(request))
         if self._estimate is not None:
             self._estimate.add(request.sequences[0].block_hashes or [], self._num_full(request))
-        if self._coming is not None:
-            self._coming.update(self._prompt_hashes(request))
+        if self._expected is not None and self._sent_counts_ns:
+            hashes = self._prompt_hashes(request)
+            self._expected_now().update(hashes)
+            self._expiries.append((self._clock() + self._sent_counts_ns, hashes))
 
     def submit(self, request: Request, now_ns: int) -> None:
         """Hand a counted request over."""
@@ -171,11 +177,15 @@ class View(Counted):
         self.num_tokens -= request.num_prompt_tokens
         if self._uncached is not None:
             self._uncached.settle(request)
-        if self._coming is not None:
-            for block in self._prompt_hashes(request):
-                self._coming[block] -= 1
-                if not self._coming[block]:
-                    del self._coming[block]
+
+    def _expected_now(self) -> set[int]:
+        """What counts as there because it was sent. As in llm-d's index (`buildSpeculativeCache`), the first prompt
+        whose time is over takes along what it shares with later ones."""
+        assert self._expected is not None, "the rule says that it reads caches"
+        now = self._clock()
+        while self._expiries and self._expiries[0][0] <= now:
+            self._expected.difference_update(self._expiries.popleft()[1])
+        return self._expected
 
     def _prompt_hashes(self, request: Request) -> Sequence[int]:
         """Identities of the full blocks of the prompt that the trace knows."""
@@ -214,6 +224,7 @@ class Desk:
             View(
                 number, each, clock, keeps_prefixes=keeps, reads_caches=reads_caches,
                 least_block=1 if rule is None else rule.least_block,
+                sent_counts_ns=0 if rule is None else round(1e6 * rule.sent_counts_ms),
             )
             for number, each in enumerate(replicas)
         ]  # fmt: skip

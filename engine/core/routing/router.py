@@ -53,8 +53,8 @@ class ServerView(Protocol):
         """Prompt tokens of the request that its prefix cache holds, as far as is known from what it was sent."""
 
     def cached_tokens(self, request: Request) -> tuple[int, int]:
-        """The same as its server tells with every block that it caches or evicts: on the device, where what is under
-        way counts as there, and after these in the memories behind it."""
+        """The same as its server tells with every block that it caches or evicts: on the device, where what was just
+        sent counts as there, and after these in the memories behind it."""
 
 
 class Router(Protocol):
@@ -68,6 +68,7 @@ class Router(Protocol):
         reads_prompts: it asks for `num_uncached_tokens`, and for `prefix_hits`.
         least_block: tokens of the blocks in which what was sent to a server is counted, where those of the server are
             smaller.
+        sent_counts_ms: for so long what a server was sent counts as cached there, if `reads_caches`.
     """
 
     options_type: ClassVar[type[Any]]
@@ -87,6 +88,9 @@ class Router(Protocol):
     @property
     def least_block(self) -> int: ...
 
+    @property
+    def sent_counts_ms(self) -> float: ...
+
     def __init__(self, options: Any) -> None: ...
 
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
@@ -102,6 +106,7 @@ class BaseRouter:
     reads_caches: bool = False
     reads_prompts: bool = False
     least_block: int = 1
+    sent_counts_ms: float = 0.0
 
     def __init__(self, options: Any) -> None:
         self.options = options

@@ -86,26 +86,42 @@ def test_a_draining_server_is_off_when_its_last_request_has_ended() -> None:
     assert acted.roster.counts[-2:] == [Count(10, 1, 2), Count(90, 1, 1)]
 
 
+class Clock:
+    now = 0
+
+
 @pytest.fixture
-def view() -> View:
-    """Of a server with blocks of 4 tokens that has block 1 on the device, and 2, 3 and 4 behind it."""
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def view(clock: Clock) -> View:
+    """Of a server with blocks of 4 tokens that has block 1 on the device, and 2, 3 and 4 behind it; what it is sent
+    counts as there for 10 ns."""
     scheduler = make(num_blocks=9, num_host_blocks=4, offload=OffloadOptions())
     scheduler.add(Request(0, 16, 1, block_hashes=[1, 2, 3, 4]))
     scheduler.add(Request(1, 32, 1))  # takes the five blocks that are left, and the last three of the prompt
     list(run(scheduler))
     replica: Any = SimpleNamespace(scheduler=scheduler)
-    return View(0, replica, lambda: 0, keeps_prefixes=True, reads_caches=True)
+    return View(0, replica, lambda: clock.now, keeps_prefixes=True, reads_caches=True, sent_counts_ns=10)
 
 
-def test_what_comes_counts_as_on_the_device_and_not_behind_it(view: View) -> None:
+def test_what_was_just_sent_counts_as_on_the_device_and_not_behind_it(view: View, clock: Clock) -> None:
     request = Request(0, 20, 1, block_hashes=[1, 2, 3, 4, 5])
     assert view.cached_tokens(request) == (4, 12)
     view.count(Request(1, 9, 1, block_hashes=[1, 2]))
     assert view.cached_tokens(request) == (8, 8)
+    clock.now = 9
     view.count(request)
+    view.forget(request)  # its end changes nothing
     assert view.cached_tokens(request) == (20, 0)
-    view.forget(request)
-    assert view.cached_tokens(request) == (8, 8)
+    clock.now = 10  # the first one's time is over, which takes along what the second has in common with it
+    assert view.cached_tokens(request) == (4, 12)
+    view.count(Request(2, 9, 1, block_hashes=[1, 2]))
+    assert view.cached_tokens(request) == (20, 0)
+    clock.now = 19  # and so is the second's
+    assert view.cached_tokens(request) == (4, 12)
 
 
 def test_what_is_to_compute_is_what_was_not_sent_before_until_the_first_token(view: View) -> None:

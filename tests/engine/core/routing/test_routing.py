@@ -156,6 +156,20 @@ def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: li
         assert chosen == {*range(len(servers))}  # of equal ones each is drawn
 
 
+def test_prompts_that_no_server_has_go_to_the_one_that_was_without_one_longest() -> None:
+    rule = make("weighted_score", queue=0.0, kv_use=0.0, no_hit_lru=2.0)
+    servers = [Server(number=number) for number in range(4)]
+    assert [rule.choose(request(request_id=number), servers) for number in range(6)] == [0, 1, 2, 3, 0, 1]
+    servers[3].hits = 40
+    assert rule.choose(request(), servers) == 3  # changes no order
+    servers[3].hits = 0
+    assert rule.choose(request(), servers[:2] + servers[3:]) == 2, "the third is down"
+    assert rule.choose(request(), servers) == 2
+    servers[3].num_free_blocks = 60
+    weighed = make("weighted_score", prefix=0.0, queue=0.0, kv_use=1.0, no_hit_lru=2.0)
+    assert [weighed.choose(request(), servers) for _ in range(3)] == [0, 1, 3]  # 1 + 2 / 3 for the last, and 1 + 4 / 3
+
+
 @given(SERVERS, st.integers(1, 8))
 def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
     servers: list[Server], num_requests: int
