@@ -5,8 +5,8 @@
 A chunk is early or late by the time from when the simulation says that its token comes until the chunk was handed to
 the kernel. Server and client are processes of their own, and the client reads raw bytes, as it would take the server's
 time otherwise. Tokens of a server's step come at one time, but are sent one after the other, from before that time
-until after it: `floor` is how long a bare loop takes for as many sends over as many connections, in Python and with
-nothing else to do.
+until after it: `floor` is how long as many sends over as many connections take with nothing else to do, made as the
+server makes them: in batches of the kernel where it has such calls, else in a loop.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
+from engine.server.writes import Batch, batched_writes
 from experiments import PLAIN, RESULTS, provenance, write_result
 from experiments.three_worlds import server
 
@@ -77,7 +78,8 @@ def lateness(num_servers: int, folder: Path) -> dict[str, Any]:
 
 
 def send_us(num_streams: int, num_steps: int = 100, pause_s: float = 0.02) -> dict[str, float]:
-    """How long a bare loop takes for the sends of a step, by send: in the median step and the slowest in a hundred."""
+    """How long the sends of a step take with nothing else to do, by send: in the median step and the slowest in a
+    hundred."""
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listening:
         listening.settimeout(60)
         process = multiprocessing.get_context("spawn").Process(
@@ -88,13 +90,20 @@ def send_us(num_streams: int, num_steps: int = 100, pause_s: float = 0.02) -> di
     for each in streams:
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         each.setblocking(False)
-    sends, times = [each.send for each in streams], []
+    sends, times, writes = [each.send for each in streams], [], batched_writes()
+    descriptors, chunks = [each.fileno() for each in streams], [_CHUNK] * num_streams
     for _ in range(num_steps):
+        batch = Batch(descriptors, chunks)
         time.sleep(pause_s)
         started_s = time.perf_counter()
-        for send in sends:
-            send(_CHUNK)
+        if writes is not None:
+            writes.write(batch)
+        else:
+            for send in sends:
+                send(_CHUNK)
         times.append((time.perf_counter() - started_s) / num_streams * 1e6)
+    if writes is not None:
+        writes.close()
     for each in streams:
         each.close()
     process.join()

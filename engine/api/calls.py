@@ -211,6 +211,11 @@ class Stream:
         return len(self._call.unfinished)
 
     @property
+    def request_ids(self) -> list[int]:
+        """The engine's numbers of the requests, in the order of their prompts."""
+        return [request.request_id for request in self._call.states]
+
+    @property
     def prompt_token_ids(self) -> list[list[int]]:
         """The prompts in tokens, in their order."""
         return [state.prompt_token_ids for state in self._call.states.values()]

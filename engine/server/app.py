@@ -135,6 +135,10 @@ class _Call:
             self._backend.tally.ended["abort"] += left
             self._backend.abort(self._opened.call)
 
+    def note_sent(self) -> None:
+        """The stream has ended."""
+        self._backend.note_sent(self._opened.call, self.answering.sent_ns())
+
     def note_written(self, due_ns: int | None) -> None:
         if due_ns is not None:
             self._backend.tally.lateness.add((time.monotonic_ns() - due_ns) * 1e-9)
@@ -177,6 +181,7 @@ class _Stream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watch.cancel()
+            call.note_sent()
             call.end()
 
     def _line(self, connection: Any) -> _Line | None:
@@ -187,14 +192,17 @@ class _Stream(Response):
 class _Line:
     """Chunks of a stream on their way to the transport of uvicorn."""
 
-    __slots__ = ("_around", "_call", "_channel", "_flow", "_write", "pace")  # many are used by turns
+    __slots__ = ("_around", "_call", "_channel", "_flow", "_transport", "_write", "descriptor", "pace")  # many by turns
 
     def __init__(self, call: _Call, connection: Any) -> None:
         self._call = call
         self._channel = call.channel
         self._around = call.answering.around
         self._flow = connection.flow
-        self._write = connection.transport.write
+        transport = self._transport = connection.transport
+        self._write = transport.write
+        socket, encrypts = map(transport.get_extra_info, ("socket", "sslcontext"))
+        self.descriptor: int = -1 if socket is None or encrypts else socket.fileno()
         self.pace = call.answering.pace
 
     def write(self, deltas: list[Delta]) -> bool:
@@ -217,6 +225,14 @@ class _Line:
             return False
         self._write(data)
         return True
+
+    def is_free(self) -> bool:
+        channel, transport = self._channel, self._transport
+        holds = channel.pending or channel.is_taken or channel.is_closed
+        return not (holds or transport.is_closing() or transport.get_write_buffer_size())
+
+    def finish(self, data: bytes) -> None:
+        self._write(data)
 
     def begin(self, sent_ns: int) -> None:
         self._call.answering.note_first(sent_ns)

@@ -35,11 +35,17 @@ class Opened(NamedTuple):
     prompts: list[list[int]]
 
 
+Sent = tuple[int, int]
+"""When the first and the last tokens of a prompt's sequences were sent, by `time.monotonic_ns`; 0 where none was."""
+
+
 @dataclass(slots=True)
 class Pace:
-    """How many tokens of a sequence its client was sent, and when the last of them, by `time.monotonic_ns`."""
+    """How many tokens of a sequence its client was sent, and when the first and last of them, by `time.monotonic_ns`.
+    The first is not known where chunks were made ahead."""
 
     num_tokens: int = 0
+    first_ns: int | None = None
     last_ns: int | None = None
 
 
@@ -48,9 +54,11 @@ class Line(Protocol):
 
     Attributes:
         pace: of the first sequence; whoever calls `send` counts there.
+        descriptor: of the socket, to which others may write while `is_free`; -1 where they may not.
     """
 
     pace: Pace
+    descriptor: int
 
     def write(self, deltas: list[Delta]) -> bool:
         """Write deltas at once and count them; False where the client is slow or gone."""
@@ -60,6 +68,12 @@ class Line(Protocol):
 
     def send(self, data: bytes) -> bool:
         """As `write`, of what `make` made, which is not counted. False also where other deltas wait to be written."""
+
+    def is_free(self) -> bool:
+        """Whether all before has been written, to a client that is there."""
+
+    def finish(self, data: bytes) -> None:
+        """Write the rest of what was written to `descriptor` in part, or not at all."""
 
     def begin(self, sent_ns: int) -> None:
         """Count that the first token of the stream was sent."""
@@ -151,6 +165,9 @@ class Backend(Protocol):
 
     def abort(self, call: object) -> None:
         """Drop what of a call has not ended."""
+
+    def note_sent(self, call: object, times_ns: list[Sent]) -> None:
+        """The tokens of a stream were sent at these times, of each of its prompts."""
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
         """The tokens of a conversation; raises ValueError."""

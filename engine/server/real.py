@@ -15,7 +15,7 @@ from engine.api.llm import LLM
 from engine.api.outputs import RequestOutput
 from engine.api.prompts import render
 from engine.sampling_params import SamplingParams
-from engine.server.backend import Channel, Delta, Opened, PromptInput
+from engine.server.backend import Channel, Delta, Opened, PromptInput, Sent
 from engine.server.tally import Tally
 from engine.switching import quick_wakes
 
@@ -37,6 +37,9 @@ class RealBackend:
 
     Args:
         front: a tokenizer for the event loop, as one is for one thread at a time.
+
+    Attributes:
+        on_sent: told of a request of a stream when its first and last tokens were sent, in the engine's time.
     """
 
     def __init__(self, llm: LLM, model_name: str, tally: Tally, front: Any) -> None:
@@ -46,6 +49,7 @@ class RealBackend:
         self.tally = tally
         tally.schedulers = lambda: [llm.engine.scheduler]
         tally.num_coming = lambda: self._num_coming
+        self.on_sent: abc.Callable[[int, int, int], None] | None = None
         self._llm = llm
         self._front = front
         self._calls: dict[_Call, None] = {}
@@ -101,6 +105,13 @@ class RealBackend:
                 call.stream.close()
 
         self._change(change)
+
+    def note_sent(self, call: object, times_ns: list[Sent]) -> None:
+        assert isinstance(call, _Call) and call.stream is not None
+        later_ns = time.perf_counter_ns() - time.monotonic_ns()
+        for number, (first_ns, last_ns) in zip(call.stream.request_ids, times_ns, strict=True):
+            if self.on_sent is not None and first_ns:
+                self.on_sent(number, first_ns + later_ns, last_ns + later_ns)
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
         text = render(self._front, messages, 0, {"chat_template": None, **options})

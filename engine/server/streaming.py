@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.api.outputs import TokenLogprobs
 from engine.server.asking import Asked
-from engine.server.backend import Channel, Delta, Opened, Pace
+from engine.server.backend import Channel, Delta, Opened, Pace, Sent
 from engine.server.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
@@ -79,6 +79,12 @@ class Answering:
     def pace(self) -> Pace:
         """Of the first sequence."""
         return self._choices[0].pace
+
+    def sent_ns(self) -> list[Sent]:
+        """Of each prompt, as far as the stream has come."""
+        size, paces = self._asked.params.n, [choice.pace for choice in self._choices]
+        own = [paces[at : at + size] for at in range(0, len(paces), size)]
+        return [(min(each.first_ns or 0 for each in some), max(each.last_ns or 0 for each in some)) for some in own]
 
     async def whole(self) -> dict[str, Any] | None:
         """The document, once all sequences have ended; None where the client has gone. Raises what the backend does."""
@@ -155,7 +161,9 @@ class Answering:
         choice, now_ns, number = self._choices[index], time.monotonic_ns(), len(delta.token_ids)
         if number:
             pace = choice.pace
-            if pace.last_ns is not None:
+            if pace.last_ns is None:
+                pace.first_ns = now_ns
+            else:
                 self._tally.times["itl"].add((now_ns - pace.last_ns) * 1e-9 / number, number)
             pace.last_ns = now_ns
             pace.num_tokens += number

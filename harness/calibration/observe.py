@@ -1,9 +1,9 @@
 """task=observe: drives a server with a few loads, fits what can be seen from outside, and predicts a load not fitted.
 
     probe            max_num_seqs clients: the requests/s that the server can serve
-    fitted loads     0.2, 0.5 and 0.8 of that; constants are fitted to the statistics of each of these loads, in other
-                     things as task=calibrate does
-    held-out load    0.65 of that; these requests are predicted, as task=validate does
+    fitted loads     shares of that, `observe.loads`; constants are fitted to the statistics of each of these loads, in
+                     other things as task=calibrate does
+    held-out load    `observe.held_out_load`; these requests are predicted, as task=validate does
 
 Fitted and held-out loads take turns (`harness.calibration.ladder`). All of them are one measured run, in the folder
 `measured`, whose ladder.csv says which requests are of which load.
@@ -22,7 +22,7 @@ import pandas as pd
 from rich.console import Console
 
 from harness.calibration.calibrate import calibrate
-from harness.calibration.ladder import FITTED, HELD_OUT, MOST, PROBE, make_ladder
+from harness.calibration.ladder import MOST, PROBE, make_ladder
 from harness.config import PoissonArrival, RunConfig, SimEngine
 from harness.engines.endpoint.engine import EndpointEngine
 from harness.engines.resolving.system import resolve
@@ -56,12 +56,13 @@ def observe(config: RunConfig, folder: Path, given: Sequence[str] = ()) -> dict[
     console = Console()
     simulated = config.model_copy(update={"engine": SimEngine(), "task": "calibrate"})
     constants = config.calibration.constants or _seen_from_outside(simulated)
-    probe_s = PROBE * config.observe.time_s
+    settings = config.observe
+    probe_s = PROBE * settings.time_s
     print_line(console, f"probe: {config.max_num_seqs} clients for at most {probe_s:,.0f} s")
     rate, answer_s, num_rows = _probed(config, probe_s)
     rng = np.random.default_rng(config.seed)
-    times, slices = make_ladder(rate, answer_s, config.observe.time_s, num_rows // 2, rng)
-    *fitted, held_out = (f"{share * rate:.3g}" for share in (*FITTED, HELD_OUT))
+    times, slices = make_ladder(rate, answer_s, settings, num_rows // 2, rng)
+    *fitted, held_out = (f"{share * rate:.3g}" for share in (*settings.loads, settings.held_out_load))
     print_line(console, f"the server serves about {rate:.3g} requests/s")
     print_line(
         console,

@@ -14,6 +14,7 @@ import pandas as pd
 from harness.results.tables import Floats
 from harness.validation.error_statistics import STATISTICS, latency_statistics
 
+_PARTS = 20  # that are drawn: some seconds of a slow server are followed by more of them
 _DRAWS = 200  # of a bootstrap: its standard errors are known to 5 %
 _METRICS = ("ttft", "tpot", "e2el")
 _THIRDS = ("first", "second", "last")
@@ -22,12 +23,14 @@ _THIRDS = ("first", "second", "last")
 def with_noise_of_slices(errors: pd.DataFrame, measured: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFrame:
     """`errors`, as of `comparison`, with the noise floors of latencies: two standard errors of their error_pct.
 
-    The standard errors are those of a bootstrap over the slices of the measured requests; both tables have the same
-    requests in the same order. None is known of one slice.
+    The standard errors are those of a bootstrap over the slices of the measured requests, of which neighbours are drawn
+    together; both tables have the same requests in the same order. None is known of one slice.
     """
-    slices = list(measured.groupby("slice").indices.values())
-    if len(slices) < 2:
+    each = list(measured.groupby("slice").indices.values())
+    if len(each) < 2:
         return errors
+    parts = np.array_split(np.arange(len(each)), min(len(each), _PARTS))
+    slices = [np.concatenate([each[i] for i in part]) for part in parts]
     rng, floors = np.random.default_rng(0), dict[tuple[str, str], float]()
     draws = [np.concatenate([slices[i] for i in rng.integers(len(slices), size=len(slices))]) for _ in range(_DRAWS)]
     unbiased = np.sqrt(len(slices) / (len(slices) - 1))

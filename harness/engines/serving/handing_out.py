@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import abc
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.api.outputs import FinishReason
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
@@ -13,6 +13,7 @@ from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.server.backend import Channel, Delta, Line
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
+from engine.server.writes import Batch, BatchedWrites
 from simulator.drivers.moving import MovingMean
 
 _PRIME = 7919  # between the made-up tokens of a sequence
@@ -82,8 +83,19 @@ class Calls:
                 stream.is_forgotten = True
 
 
-_Made = tuple[Sequence, Stream, bytes]
-"""The chunk of a token that is due when the step under way ends."""
+_FEWEST = 16  # chunks that are worth a batch
+
+
+class _Made(NamedTuple):
+    """The chunk of a token that is due when the step under way ends."""
+
+    sequence: Sequence
+    stream: Stream
+    line: Line
+    data: bytes
+
+    def is_free(self) -> bool:
+        return not self.stream.is_forgotten and self.line.is_free()
 
 
 class HandingOut:
@@ -91,9 +103,19 @@ class HandingOut:
 
     Args:
         makes_ahead: whether each decode of a step brings one token, whose chunk can be made while the step runs.
+        writes: sends the chunks of many streams; None where the system has no such calls.
     """
 
-    def __init__(self, calls: Calls, words: WordTokenizer, vocab_size: int, tally: Tally, *, makes_ahead: bool) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        words: WordTokenizer,
+        vocab_size: int,
+        tally: Tally,
+        writes: BatchedWrites | None,
+        *,
+        makes_ahead: bool,
+    ) -> None:
         self._calls = calls
         self._words = words
         self._vocab_size = vocab_size
@@ -101,7 +123,10 @@ class HandingOut:
         self._makes_ahead = makes_ahead
         self._forking: list[Request] = []  # whose prompts end: the sequences are known when the step has ended
         self._others: list[Sequence] = []  # whose chunks are made then
+        self._writes = writes
         self._made: list[_Made] = []
+        self._together: list[_Made] = []  # those in the batch
+        self._batch: Batch | None = None
         self._sent: list[Stream] = []
         self._times: list[int] = []  # when each of `_sent` was
         self._due_ns = 0
@@ -111,7 +136,7 @@ class HandingOut:
         """Make the chunks of the tokens that a plan will bring, while its time passes; returns how long `send` will
         take."""
         self._due_ns = due_ns
-        self._made, self._others = [], []
+        self._made, self._together, self._others = [], [], []
         ended = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
         self._forking = [each.request for each in ended if each.request.num_sequences > 1]
         self._make([each for each in ended if each.request.num_sequences == 1])
@@ -119,7 +144,18 @@ class HandingOut:
             self._make(plan.decodes)
         else:
             self._others += plan.decodes
-        return round(max(self._send_ns.mean, 1) * len(self._made))
+        number = len(self._made)
+        if self._writes is not None and number >= _FEWEST:
+            self._put_together()
+        return round(max(self._send_ns.mean, 1) * number)
+
+    def _put_together(self) -> None:
+        """Make a batch of the chunks whose clients have read all before."""
+        free, others = list[_Made](), list[_Made]()
+        for each in self._made:
+            (free if each.line.descriptor >= 0 and each.is_free() else others).append(each)
+        self._together, self._made = free, others
+        self._batch = Batch([each.line.descriptor for each in free], [each.data for each in free])
 
     def _make(self, sequences: abc.Iterable[Sequence]) -> None:
         """Make the next chunk of each sequence, where that can be done before it is due."""
@@ -138,23 +174,36 @@ class HandingOut:
                 self._others.append(sequence)
             else:
                 stream.line = line
-                made.append((sequence, stream, data))
+                made.append(_Made(sequence, stream, line, data))
 
     def send(self) -> None:
         """Send the chunks that were made ahead; they are counted when clients wait for nothing."""
-        sent, times, clock = self._sent, self._times, time.monotonic_ns
-        started_ns = clock()
-        for sequence, stream, data in self._made:
-            if stream.is_forgotten or stream.line is None:
+        started_ns, number = time.monotonic_ns(), len(self._together) + len(self._made)
+        if not all([each.is_free() for each in self._together]):  # the descriptor may be another client's by now
+            self._made += self._together
+            self._put_together()
+        if self._together:
+            self._send_batch()
+        for each in self._made:
+            if each.stream.is_forgotten:
                 continue
-            if stream.line.send(data):
-                times.append(clock())
-                sent.append(stream)
+            if each.line.send(each.data):
+                self._times.append(time.monotonic_ns())
+                self._sent.append(each.stream)
             else:
-                self._others.append(sequence)
-        if sent:
-            self._send_ns.add((times[-1] - started_ns) / len(self._made))
-        self._made = []
+                self._others.append(each.sequence)
+        if self._sent:
+            self._send_ns.add((max(self._times) - started_ns) / number)
+        self._made, self._together = [], []
+
+    def _send_batch(self) -> None:
+        assert self._writes is not None and self._batch is not None
+        written = self._writes.write(self._batch)
+        for each, count in zip(self._together, written.counts, strict=True):
+            if count < len(each.data):
+                each.line.finish(each.data[count:])
+        self._sent += [each.stream for each in self._together]
+        self._times += written.times_ns
 
     def _count_sent(self) -> None:
         sent, times = self._sent, self._times

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the real engine brings torch
     from engine.api.step_report import StepReport
 
 _TIMES = [number for number, name in enumerate(REQUEST_COLUMNS) if name.endswith("_ns")]
+_SENT = [REQUEST_COLUMNS.index(name) for name in ("first_token_ns", "finish_ns")]
 _ARRIVAL = REQUEST_COLUMNS.index("arrival_ns")
 
 
@@ -35,6 +36,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._recorder = Recorder()
+        self._sent: dict[int, tuple[int, int]] = {}  # by id: when its first and its last tokens were sent
         self._asked: dict[int, tuple[int, int, int]] = {}  # by id: prompt tokens, output tokens asked for, sequences
 
     def on_refused(self, request: Request, reason: str) -> None:
@@ -59,12 +61,21 @@ class Ledger:
         for each in outcome.finished:
             self._asked[each.request_id] = each.num_prompt_tokens, each.max_tokens, each.num_sequences
 
+    def on_sent(self, number: int, first_ns: int, last_ns: int) -> None:
+        """The tokens of a request of a real server were sent, which is what its record says instead of when their
+        steps ended: another thread has to write them, and it may have to wait for its turn."""
+        self._sent[number] = first_ns, last_ns
+
     def recorded(self) -> Recorded:
         """What was recorded of requests that have finished: by their ids, in order of arrival."""
         self._recorder.end(())
         recorded = self._recorder.recorded()
         rows = recorded.request_rows
-        return recorded._replace(request_rows=rows[np.argsort(rows[:, _ARRIVAL], kind="stable")])
+        rows = rows[np.argsort(rows[:, _ARRIVAL], kind="stable")]
+        for row in rows:
+            if (sent := self._sent.get(int(row[0]))) is not None:
+                row[_SENT] = sent
+        return recorded._replace(request_rows=rows)
 
     def asked(self, number: int) -> tuple[int, int, int]:
         """Prompt tokens, output tokens asked for and sequences of a request that has finished."""

@@ -44,4 +44,6 @@ def real_backend(config: RunConfig, tally: Tally, ledger: Ledger | None, name: s
 
     llm.observe(on_report)
     front = tokenizer if setup.weights is None else load_tokenizer(setup.weights) or tokenizer
-    return RealBackend(llm, name, tally, front)
+    backend = RealBackend(llm, name, tally, front)
+    backend.on_sent = None if ledger is None else ledger.on_sent
+    return backend

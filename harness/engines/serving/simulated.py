@@ -15,9 +15,10 @@ from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.routing.router import Router
 from engine.core.sequence import Request
 from engine.sampling_params import SamplingParams
-from engine.server.backend import Channel, Opened, PromptInput
+from engine.server.backend import Channel, Opened, PromptInput, Sent
 from engine.server.tally import Tally
 from engine.server.words import WordTokenizer
+from engine.server.writes import batched_writes
 from harness.engines.serving.handing_out import Call, Calls, HandingOut
 from harness.engines.serving.reception import Reception
 from simulator.drivers.agenda import Agenda
@@ -90,14 +91,14 @@ class SimulatedBackend:
         self._num_requests = 0
 
     def start(self) -> None:
+        self._writes = batched_writes()
         costs = {id(system): system.cost_model() for system in self._systems}
         self._agenda = Agenda(asyncio.get_running_loop())
         self._replicas: list[Replica] = []
         self._live: list[Live] = []
         for number, system in enumerate(self._systems):
-            own = HandingOut(
-                self._calls, self._words, self._vocab_size, self.tally, makes_ahead=system.speculation is None
-            )
+            ahead = system.speculation is None
+            own = HandingOut(self._calls, self._words, self._vocab_size, self.tally, self._writes, makes_ahead=ahead)
             observers = Observers([self.tally, *self._observers[number : number + 1], own])
             replica = make_replica(replace(system, compress=False), costs[id(system)], observers)
             self._replicas.append(replica)
@@ -154,6 +155,9 @@ class SimulatedBackend:
                     self._replicas[call.server].withdraw(request)
                 self._desk.views[call.server].forget(request)
 
+    def note_sent(self, call: object, times_ns: list[Sent]) -> None:
+        """What is recorded are the times of the simulation."""
+
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:
         return self._words.encode(self._words.apply_chat_template(messages))
 
@@ -172,6 +176,8 @@ class SimulatedBackend:
 
     def close(self) -> None:
         self._agenda.close()
+        if self._writes is not None:
+            self._writes.close()
         for live in self._live:
             live.close()
 

@@ -82,6 +82,8 @@ def random_options(rng: random.Random) -> SchedulerOptions:
         options["victim"] = "least_urgent"
     if options.get("allocation") == "chunk" and rng.random() < 0.3:
         options["admission"] = "first_chunk"
+        if rng.random() < 0.7:  # so that the first chunk often fits where the whole prompt does not
+            options["long_prefill_token_threshold"] = rng.choice([1, 3, 8])
     return SchedulerOptions(**options)
 
 

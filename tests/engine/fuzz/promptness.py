@@ -231,7 +231,7 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     if head.host_blocks is not None:
         return budget > 0 and blocks.blocks_for(head.num_tokens) + reserve <= blocks.num_free_blocks
     match = blocks.match(head)
-    if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
+    if options.admission == "first_chunk" and options.enable_prefix_caching and plan is not None and plan.growth:
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
     if num_decodes and options.policy in APART:
         # What these decodes fill can be found from the next step on.

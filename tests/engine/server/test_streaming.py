@@ -15,7 +15,7 @@ from starlette.requests import Request
 from engine.sampling_params import SamplingParams
 from engine.server import app
 from engine.server.asking import Asked
-from engine.server.backend import Channel, Delta, Opened
+from engine.server.backend import Channel, Delta, Opened, Sent
 from engine.server.streaming import DONE, Answering
 from engine.server.tally import Tally
 
@@ -65,6 +65,9 @@ class Transport:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    def get_extra_info(self, name: str) -> None:
+        """It has no socket."""
+
 
 @dataclass
 class Flow:
@@ -95,6 +98,8 @@ class Backend:
 
     def abort(self, call: object) -> None:
         raise AssertionError("nothing is aborted")
+
+    def note_sent(self, call: object, times_ns: list[Sent]) -> None: ...
 
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["fast", "slow reader"])

@@ -16,6 +16,7 @@ from experiments import PLAIN
 from harness import run
 from harness.calibration.ladder import make_ladder
 from harness.calibration.observe import conclusion, tokens_per_s
+from harness.config.schema.tasks.validation import ObserveConfig
 from harness.errors import ConfigError
 from harness.figures.pages import write_page
 from harness.measured import load_measured
@@ -41,7 +42,7 @@ SHORT = [
 
 
 def test_loads_take_turns_and_half_of_the_requests_are_held_out() -> None:
-    times, slices = make_ladder(100.0, 1e-3, 1e5, 10**6, np.random.default_rng(0))
+    times, slices = make_ladder(100.0, 1e-3, ObserveConfig(time_s=86_400), 10**6, np.random.default_rng(0))
     assert len(times) == 4000 and times[0] == 0 and (np.diff(times) > 0).all()
     sent = slices.groupby(["load", "held_out"])["num_requests"].sum()
     assert dict(sent) == {(20, False): 267, (50, False): 667, (65, True): 2000, (80, False): 1066}
@@ -52,17 +53,26 @@ def test_loads_take_turns_and_half_of_the_requests_are_held_out() -> None:
     pairs, blocks = (slices["held_out"].to_numpy().reshape(-1, count) for count in (2, 6))
     assert (pairs.sum(axis=1) == 1).all() and 0 < pairs[:, 0].mean() < 1, "in either order"
     loads = slices["load"].to_numpy().reshape(-1, 6)
-    assert len(blocks) == 10 and all(
+    assert len(blocks) == 30 and all(
         set(block[~held]) == {20, 50, 80} for block, held in zip(loads, blocks, strict=True)
     )
 
 
+def test_loads_are_those_that_are_asked_for() -> None:
+    wanted = ObserveConfig(time_s=2000, loads=(0.1, 0.3), held_out_load=0.2)
+    slices = make_ladder(100.0, 1e-3, wanted, 10**6, np.random.default_rng(0)).slices
+    sent = slices.groupby(["load", "held_out"])["num_requests"].sum()
+    assert dict(sent) == {(10, False): 500, (20, True): 2000, (30, False): 1500} and len(slices) == 120
+    with pytest.raises(ValueError, match="loads, held_out_load: must differ"):
+        ObserveConfig(loads=(0.2, 0.3), held_out_load=0.3)
+
+
 @pytest.mark.parametrize(("answer_s", "count"), [(0.1, 54), (2.0, 12), (5.0, 6), (60.0, 6)])
 def test_slices_are_longer_than_answers_where_there_is_time(answer_s: float, count: int) -> None:
-    times, slices = make_ladder(10.0, answer_s, 200.0, 10**6, np.random.default_rng(0))
+    times, slices = make_ladder(10.0, answer_s, ObserveConfig(time_s=200), 10**6, np.random.default_rng(0))
     assert times[-1] == pytest.approx(0.65 * 200, rel=0.1) and len(slices) == count
     assert slices["num_requests"].min() >= 5
-    few = make_ladder(1.0, 1e-3, 109.0, 20, np.random.default_rng(0)).slices
+    few = make_ladder(1.0, 1e-3, ObserveConfig(time_s=109), 20, np.random.default_rng(0)).slices
     assert len(few) == 6 and few["num_requests"].sum() == 40, "a slice has some requests"
 
 
@@ -76,7 +86,7 @@ def test_slices_are_longer_than_answers_where_there_is_time(answer_s: float, cou
 )
 def test_a_ladder_has_requests_enough_to_tell(rate: float, time_s: float, most: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_ladder(rate, 1.0, time_s, most, np.random.default_rng(0))
+        make_ladder(rate, 1.0, ObserveConfig(time_s=time_s), most, np.random.default_rng(0))
 
 
 def test_tokens_count_as_far_as_they_are_in_the_window() -> None:

@@ -19,7 +19,7 @@ SLICES, EACH = 12, 20
 
 def ladder(pace: np.ndarray) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A run whose requests take `pace` times as long in each slice as in its simulation; no two requests are alike."""
-    rng, slices = np.random.default_rng(1), np.repeat(np.arange(SLICES), EACH)
+    rng, slices = np.random.default_rng(1), np.repeat(np.arange(len(pace)), EACH)
     arrival, ttft, decode = np.arange(len(slices)) * 1.0, *rng.exponential(0.1, (2, len(slices)))
     tables = []
     for factor in (pace[slices], 1.0):
@@ -42,6 +42,9 @@ def test_noise_is_that_of_the_server_and_not_of_the_requests() -> None:
     found = floors(*ladder(pace))
     two_errors = 200 * pace.std(ddof=1) / np.sqrt(SLICES) / pace.mean()
     assert found["tpot", "mean"] == pytest.approx(two_errors, rel=0.3)
+    long = np.repeat(np.resize(pace, 20), 4)
+    two_errors = 200 * pace.std(ddof=1) / np.sqrt(20) / pace.mean()
+    assert floors(*ladder(long))["tpot", "mean"] == pytest.approx(two_errors, rel=0.3), "neighbours repeat nothing"
     measured, simulated = ladder(pace)
     assert floors(measured.iloc[:EACH], simulated.iloc[:EACH]).isna().all(), "one slice does not repeat"
 

@@ -1,8 +1,8 @@
 """Configuration of the tasks on measured runs: which run, which part of its requests, which constants to fit."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from harness.config.schema.base import ConfigModel, Fraction, PositiveFloat, Text, within
 
@@ -54,10 +54,24 @@ class ValidationConfig(ConfigModel):
         return {key: "nan" if value != value else value for key, value in select.items()}
 
 
+_Load = Annotated[float, Field(gt=0, le=1)]
+
+
 class ObserveConfig(ConfigModel):
-    """`time_s`: task=observe drives the server for at most so long."""
+    """`time_s`: task=observe drives the server for at most so long.
+
+    `loads` are fitted and `held_out_load` is predicted; both are shares of the requests/s that the server can serve.
+    """
 
     time_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
+    loads: Annotated[tuple[_Load, ...], Field(strict=False, min_length=1)] = (0.2, 0.5, 0.8)
+    held_out_load: _Load = 0.65
+
+    @model_validator(mode="after")
+    def _held_out_is_not_fitted(self) -> Self:
+        if len({*self.loads, self.held_out_load}) < len(self.loads) + 1:
+            raise ValueError("loads, held_out_load: must differ")
+        return self
 
 
 class CalibrationConfig(ConfigModel):

@@ -165,6 +165,10 @@ def test_against_our_server_the_client_sees_what_the_server_recorded(tmp_path: P
                         trace=trace)  # fmt: skip
     served = pd.read_parquet(tmp_path / "server" / "requests.parquet")
     assert served["ttft"][0] > 0.05
+    steps = pd.read_parquet(tmp_path / "server" / "steps.parquet")
+    ends = (steps["start_time"] + steps["duration"]).to_numpy()
+    for column in ("first_token_time", "finish_time"):  # of a stream: when they were sent, not when their steps ended
+        assert np.abs(np.subtract.outer(served[column][1:].to_numpy(), ends)).min() > 1e-6, column
     served = served[2:]  # the second was the warm-up
     seen = outcome.requests
     assert seen["num_output_tokens"].tolist() == served["num_output_tokens"].tolist() == [16] * 24

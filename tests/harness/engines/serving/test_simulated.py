@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partialmethod
+from itertools import pairwise
 from pathlib import Path
 from socket import create_connection
 from threading import Timer
@@ -13,8 +17,10 @@ from threading import Timer
 import pandas as pd
 import pytest
 
+from engine.server.writes import batched_writes
 from harness import interrupts, run, terminal
 from harness.engines.serving import serve
+from harness.engines.serving.handing_out import HandingOut
 from harness.errors import ConfigError
 from tests.harness.builders import config
 from tests.harness.engines.serving.builders import SIMULATED, serving, until_idle
@@ -98,6 +104,33 @@ def test_a_fleet_is_one_address_whose_rule_spreads_the_calls(tmp_path: Path) -> 
     assert requests["num_output_tokens"].tolist() == [4] * 6 and (requests["ttft"] > 0).all()
 
 
+def test_many_streams_get_all_their_tokens_while_others_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their chunks go to the kernel in batches, a chunk at the end of a batch to a client that has gone."""
+    batches: list[int] = []
+    monkeypatch.setattr(HandingOut, "_send_batch", partialmethod(counted, HandingOut._send_batch, batches))
+    body = {"max_tokens": 40, "stream": True}
+    with serving(tmp_path, *SIMULATED) as server:
+        opened = [server.open("/v1/completions", {**body, "prompt": [i + 1]}) for i in range(48)]
+        for each in opened[::4]:
+            each.close()
+        for i, each in enumerate(opened):
+            if i % 4:
+                text = each.getresponse().read().decode()
+                events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+                tokens = [int(event["choices"][0]["text"].strip(" t")) for event in events]
+                assert len(tokens) == 40 and text.endswith("data: [DONE]\n\n")
+                assert {(b - a) % 151_936 for a, b in pairwise(tokens)} == {7919}, "in order"
+                each.close()
+        until_idle(server)
+        assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert max(batches) > 16 or batched_writes() is None
+
+
+def counted(self: HandingOut, send: Callable[[HandingOut], None], batches: list[int]) -> None:
+    batches.append(len(self._together))
+    send(self)
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [("pipeline_parallel_size=2", "stages of a pipeline"), ("autoscaler.metric=queue", "an autoscaler")],
@@ -111,7 +144,8 @@ def test_a_request_that_is_cut_off_by_the_end_leaves_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "_LAST_S", 0.1)
-    with serving(tmp_path, *SIMULATED) as server, create_connection(("127.0.0.1", server.port)) as client:
+    with ExitStack() as after_the_end, serving(tmp_path, *SIMULATED) as server:
+        client = after_the_end.enter_context(create_connection(("127.0.0.1", server.port)))
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
         assert server.ask("/health")[0] == 200
     assert capfd.readouterr().err == ""
