@@ -3,7 +3,8 @@
     TWINSERVE_COMPILE=1 pip install .                        in an installation
     TWINSERVE_COMPILE=1 python setup.py build_ext --inplace  in a checkout, for tests and measurements
 
-It takes mypyc, which comes with mypy, a C compiler and some minutes. Without the variable nothing is compiled.
+It takes mypyc, which comes with mypy, a C compiler and some minutes; half a minute with MYPYC_OPT_LEVEL=0, for tests.
+Without the variable nothing is compiled.
 """
 
 import os
@@ -51,11 +52,15 @@ def compilation() -> dict[str, Any]:
         from mypyc.build import mypycify
     except ModuleNotFoundError:  # pip asks for what is required first, and comes again
         return {"setup_requires": ["mypy>=1.15"]}
-    options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
-    modules = mypycify([*options, *(str(path) for path in COMPILED)], opt_level="3")
+    checks = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
+    opt_level = os.environ.get("MYPYC_OPT_LEVEL", "3")
+    modules = mypycify([*checks, *(str(path) for path in COMPILED)], opt_level=opt_level)
     if os.name == "posix":
-        for module in modules:  # functions of the core call one another directly, and small ones are inlined
-            module.extra_compile_args = [*module.extra_compile_args, "-fno-semantic-interposition"]
+        # Functions of the core call one another directly, and small ones are inlined. Without the other flags gcc looks
+        # for odd indentation for two minutes, and at level 0 compiles the assertions of CPython's headers, too.
+        options = ["-fno-semantic-interposition", "-Wno-misleading-indentation", "-DNDEBUG"]
+        for module in modules:
+            module.extra_compile_args = [*module.extra_compile_args, *options]
     return {"ext_modules": modules}
 
 

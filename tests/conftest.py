@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by s
 import pytest
 from hypothesis import Phase, settings
 
+from tests.compiled import IS_COMPILED
+
 sys.dont_write_bytecode = False  # assertions, too, are rewritten once and not in each run
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
@@ -88,6 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         cases = list(group)
         count = mark.args[0] if (mark := cases[0].get_closest_marker("sample")) else len(cases)
         for place, case in enumerate(cases):
+            if IS_COMPILED and (mark := case.get_closest_marker("interpreted")):
+                case.add_marker(pytest.mark.skip(f"not of a compiled core: {mark.args[0]}"))
             if place * count % len(cases) >= count:
                 case.add_marker(pytest.mark.long)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from engine.core.sequence import Request
-from harness.record.recorder import STATUSES, Recorder
+from harness.record.recorded import Recorded
+from harness.record.recorder import STATUSES
 from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET, latencies, seconds
 from harness.record.step_columns import step_columns, table_of
@@ -42,10 +43,33 @@ class RecordedRun:
         return self.step_rows.frame()
 
 
+class Server(Protocol):
+    """What is recorded of a server while it runs."""
+
+    @property
+    def num_done(self) -> int:
+        """Requests finished or refused."""
+
+    @property
+    def now_ns(self) -> int:
+        """The end of the last step."""
+
+    def record_spans(self) -> None:
+        """Also record what each sequence does when; to be called before the run."""
+
+    def end(self, unfinished: Sequence[Request]) -> None:
+        """The run has ended with these requests waiting or running; to be called before what follows."""
+
+    def recorded(self) -> Recorded: ...
+
+    def forget(self) -> None:
+        """Let go of all but the counts and the time."""
+
+
 class Record:
     """What the servers of a run have recorded so far; `has_store`: they share a store of KV blocks."""
 
-    def __init__(self, servers: Sequence[Recorder], *, has_store: bool = False) -> None:
+    def __init__(self, servers: Sequence[Server], *, has_store: bool = False) -> None:
         self.servers = servers
         self._has_store = has_store
 
@@ -68,72 +92,77 @@ class Record:
         """Build the tables; `unfinished` are the requests that each server had waiting or running at the end."""
         for server, left in zip(self.servers, unfinished, strict=True):
             server.end(left)
-        gaps = _merged_gaps([server.gaps() for server in self.servers])  # first, as it needs memory for a while
-        requests = self._requests(trace)
-        return RecordedRun(requests, self._steps(), gaps, self._spans(requests["request_id"].to_numpy()))
+        return recorded_run([server.recorded() for server in self.servers], trace, has_store=self._has_store)
 
     def forget(self) -> None:
         """Let go of all but the counts and the time: who has the tables needs the rest no more."""
         for server in self.servers:
             server.forget()
 
-    def _requests(self, trace: Trace) -> Table:
-        """A row per request of the trace, whichever server it was sent to; -1 for those that never arrived."""
-        unfinished = {"status": STATUSES.index("unfinished")}
-        never_issued = [unfinished.get(name, UNSET if name.endswith("_ns") else 0) for name in REQUEST_COLUMNS]
-        values = np.tile(np.array(never_issued), (len(trace.rows), 1))
-        server_of = np.full(len(trace.rows), -1)
-        errors: dict[int, str] = {}
-        lags: dict[int, int] = {}
-        parked_ns: dict[int, int] = {}
-        prompts: dict[int, tuple[int, int]] = {}
-        for number, server in enumerate(self.servers):
-            done = server.request_rows()
-            values[done[:, 0]] = done
-            server_of[done[:, 0]] = number
-            errors |= server.errors
-            lags |= server.lags
-            parked_ns |= server.parked_ns
-            prompts |= {row: (number, end_ns) for row, end_ns in server.prompts.items()}
-        recorded = table_of(values, REQUEST_COLUMNS)
-        source, num_rows = trace.rows, len(trace.rows)
-        table: dict[str, Any] = {"request_id": source["request_id"].to_numpy()}
-        for column in ("session_id", "turn", *CLASS_COLUMNS):
-            if column in source:
-                table[column] = source[column].to_numpy()
-        table["server"] = server_of
-        table["status"] = Categories(recorded["status"].to_numpy(np.int8), STATUSES)
-        table["error"] = _column(errors, num_rows, np.nan, object)
-        table["arrival_time"] = seconds(recorded["arrival_ns"].to_numpy())
-        # A simulated request is issued exactly when it is meant to be: it has no lag.
-        table["replay_lag"] = _column(lags, num_rows, np.nan) * NS
-        for name in ("first_scheduled", "first_token", "finish"):
-            table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
-        table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
-        table["num_sequences"] = trace.num_sequences
-        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
-        for column in REQUEST_COLUMNS[REQUEST_COLUMNS.index("num_output_tokens") :]:
-            table[column] = recorded[column].to_numpy()
-        if not self._has_store:
-            del table["num_store_cached_tokens"]
-        if prompts:
-            servers = {row: number for row, (number, _) in prompts.items()}
-            table["prefill_server"] = _column(servers, num_rows, -1, np.int64)
-            ends_ns = {row: end_ns for row, (_, end_ns) in prompts.items()}
-            table["prefill_end_time"] = _column(ends_ns, num_rows, np.nan) * NS
-        table["parked_time"] = _column(parked_ns, num_rows, 0.0) * NS
-        return Table(table | latencies(table, recorded))
 
-    def _steps(self) -> Table:
-        return Table(step_columns([server.step_log() for server in self.servers]))
+def recorded_run(servers: Sequence[Recorded], trace: Trace, *, has_store: bool = False) -> RecordedRun:
+    """The tables of a run of these servers, which have a store of KV blocks in common if `has_store`."""
+    requests = _requests(servers, trace, has_store)
+    steps = Table(step_columns([server.steps for server in servers]))
+    gaps = _merged_gaps([server.gaps for server in servers])
+    return RecordedRun(requests, steps, gaps, _spans(servers, requests["request_id"].to_numpy()))
 
-    def _spans(self, request_ids: np.ndarray) -> pd.DataFrame | None:
-        tables = [table for server in self.servers if (table := server.span_table(request_ids)) is not None]
-        if len(tables) < 2:
-            return tables[0] if tables else None
-        import pandas as pd  # imported late, as a run without spans does without it
 
-        return pd.concat(tables, ignore_index=True)
+def _requests(servers: Sequence[Recorded], trace: Trace, has_store: bool) -> Table:
+    """A row per request of the trace, whichever server it was sent to; -1 for those that never arrived."""
+    unfinished = {"status": STATUSES.index("unfinished")}
+    never_issued = [unfinished.get(name, UNSET if name.endswith("_ns") else 0) for name in REQUEST_COLUMNS]
+    values = np.tile(np.array(never_issued), (len(trace.rows), 1))
+    server_of = np.full(len(trace.rows), -1)
+    errors: dict[int, str] = {}
+    lags: dict[int, int] = {}
+    parked_ns: dict[int, int] = {}
+    prompts: dict[int, tuple[int, int]] = {}
+    for number, server in enumerate(servers):
+        done = server.request_rows
+        values[done[:, 0]] = done
+        server_of[done[:, 0]] = number
+        errors |= server.errors
+        lags |= server.lags
+        parked_ns |= server.parked_ns
+        prompts |= {row: (number, end_ns) for row, end_ns in server.prompts.items()}
+    recorded = table_of(values, REQUEST_COLUMNS)
+    source, num_rows = trace.rows, len(trace.rows)
+    table: dict[str, Any] = {"request_id": source["request_id"].to_numpy()}
+    for column in ("session_id", "turn", *CLASS_COLUMNS):
+        if column in source:
+            table[column] = source[column].to_numpy()
+    table["server"] = server_of
+    table["status"] = Categories(recorded["status"].to_numpy(np.int8), STATUSES)
+    table["error"] = _column(errors, num_rows, np.nan, object)
+    table["arrival_time"] = seconds(recorded["arrival_ns"].to_numpy())
+    # A simulated request is issued exactly when it is meant to be: it has no lag.
+    table["replay_lag"] = _column(lags, num_rows, np.nan) * NS
+    for name in ("first_scheduled", "first_token", "finish"):
+        table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
+    table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
+    table["num_sequences"] = trace.num_sequences
+    table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
+    for column in REQUEST_COLUMNS[REQUEST_COLUMNS.index("num_output_tokens") :]:
+        table[column] = recorded[column].to_numpy()
+    if not has_store:
+        del table["num_store_cached_tokens"]
+    if prompts:
+        prefilled_by = {row: number for row, (number, _) in prompts.items()}
+        table["prefill_server"] = _column(prefilled_by, num_rows, -1, np.int64)
+        ends_ns = {row: end_ns for row, (_, end_ns) in prompts.items()}
+        table["prefill_end_time"] = _column(ends_ns, num_rows, np.nan) * NS
+    table["parked_time"] = _column(parked_ns, num_rows, 0.0) * NS
+    return Table(table | latencies(table, recorded))
+
+
+def _spans(servers: Sequence[Recorded], request_ids: np.ndarray) -> pd.DataFrame | None:
+    tables = [server.spans.table(request_ids) for server in servers if server.spans is not None]
+    if len(tables) < 2:
+        return tables[0] if tables else None
+    import pandas as pd  # imported late, as a run without spans does without it
+
+    return pd.concat(tables, ignore_index=True)
 
 
 def _column(known: Mapping[int, Any], num_rows: int, otherwise: float, dtype: type = np.float64) -> np.ndarray:

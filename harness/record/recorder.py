@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections import abc
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,16 +17,14 @@ from numpy.typing import NDArray
 from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.record.plan_log import PLAN_COLUMNS, PlanLog
+from harness.record.recorded import Recorded
 from harness.record.request_times import token_gaps
 from harness.record.span_log import SpanLog
 from harness.record.step_columns import TIME_COLUMNS, StepLog, matrix, table_of
-from harness.results.tables import Gaps
 from simulator.decode_run import Durations
 from simulator.table import Table
 
 if TYPE_CHECKING:  # the real engine brings torch
-    import pandas as pd
-
     from engine.api.step_report import StepReport
     from harness.record.issued import Issued
 
@@ -132,33 +129,20 @@ class Recorder:
         """Let go of plans and requests."""
         self._log.clear()
 
-    def request_rows(self) -> NDArray[np.int64]:
-        """A row per request that was seen, with `REQUEST_COLUMNS`: int64[n, columns]."""
-        return self._log.requests.matrix()
+    def recorded(self) -> Recorded:
+        log = self._log
+        gaps = token_gaps(self._plan_table(), self._step_durations(), log.single_gaps)
+        return Recorded(
+            log.requests.matrix(), self.errors, self.lags, log.prompts, log.transfers.parked_ns, gaps, self._step_log(),
+            self._spans,
+        )  # fmt: skip
 
-    @property
-    def prompts(self) -> Mapping[int, int]:
-        """When prompts ended that are decoded elsewhere, by row."""
-        return self._log.prompts
-
-    @property
-    def parked_ns(self) -> Mapping[int, int]:
-        """How long sequences of a request were parked, in sum, by row."""
-        return self._log.transfers.parked_ns
-
-    def gaps(self) -> Gaps:
-        return token_gaps(self._plan_table(), self._step_durations(), self._log.single_gaps)
-
-    def step_log(self) -> StepLog:
-        """What the table of steps is made of."""
+    def _step_log(self) -> StepLog:
         return StepLog(
             self._log.plans.matrix(), self._step_durations(), matrix(self._log.growth, 3),
             matrix(self._log.drafts, 4), matrix(self._times, len(TIME_COLUMNS)), self._log.transfers.rows,
             self._reserves,
         )  # fmt: skip
-
-    def span_table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame | None:
-        return None if self._spans is None else self._spans.table(request_ids)
 
     def _plan_table(self) -> Table:
         return table_of(self._log.plans.matrix(), PLAN_COLUMNS)

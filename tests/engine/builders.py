@@ -22,11 +22,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.api.llm import LLM
+from engine.core.plan import StepPlan
+from engine.core.scheduler import Scheduler
 from engine.models.model_config import ModelConfig
 from engine.runner.graphs.cuda_graphs import Step
+from engine.runner.inputs.step_inputs import StepBuilder
 from engine.sampling_params import SamplingParams
 from kernels.attention.backends import AttentionMetadata, LayerKV
 from kernels.sampling.sampler import keep_threshold, log_exponential
+from tests.compiled import Overlaid
 from tests.cuda_standin import DispatchMode
 
 SHAPE: dict[str, Any] = {
@@ -207,9 +211,23 @@ class Late:
         return 0
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException, *, after: bool) -> None:
+def watch_plans(monkeypatch: pytest.MonkeyPatch, see: Callable[[StepPlan], None]) -> None:
+    """Tell `see` of the plans of all engines when their inputs are built."""
+    build = StepBuilder.build
+
+    def watched(builder: StepBuilder, plan: StepPlan, *args: Any) -> Any:
+        see(plan)
+        return build(builder, plan, *args)
+
+    monkeypatch.setattr(StepBuilder, "build", watched)
+
+
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM, owner: type, name: str, error: BaseException, *, after: bool
+) -> None:
     """Let the next call of a method raise `error`, before or after its work."""
-    real, calls = getattr(owner, name), [0]
+    on_scheduler = owner is Scheduler  # of an engine, whose scheduler is replaced where it is compiled
+    real, calls = getattr(llm.engine.scheduler if on_scheduler else owner, name), [0]
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -219,7 +237,10 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Ba
             real(*args, **kwargs)
         raise error
 
-    monkeypatch.setattr(owner, name, failing)
+    if on_scheduler:
+        llm.engine.scheduler = Overlaid(llm.engine.scheduler, **{name: failing})  # type: ignore[assignment]
+    else:
+        monkeypatch.setattr(owner, name, failing)
 
 
 class Interrupter:

@@ -12,7 +12,7 @@ SERVERS = [object()] * 4
 
 def chosen(number: int, count: int) -> list[int]:
     rule = Frontends(FrontendsOptions(number))
-    return [rule.choose(Request(each, 5, 5, 0.0), SERVERS) for each in range(count)]  # type: ignore[arg-type]
+    return [rule.choose(Request(each, 5, 5), SERVERS) for each in range(count)]  # type: ignore[arg-type]
 
 
 def test_one_takes_turns_and_several_are_even_in_the_long_run_only() -> None:

@@ -17,6 +17,7 @@ from tests.simulator.replicas import FlatCost, PlanLog, assert_same, make, simul
 from tests.simulator.workloads import simple_trace
 
 
+@pytest.mark.interpreted("what the timetable calls is counted")
 def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     num_events, pass_to = 0, Shared.pass_to
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from engine.core.sequence import Request
 from harness.engines.endpoint.answers import Answer
 from harness.engines.endpoint.server_metrics import Readings
 from harness.record.record import Record, RecordedRun
+from harness.record.recorded import Recorded
 from harness.record.recorder import STATUSES, Recorder
 from harness.record.request_row import REQUEST_COLUMNS
 from harness.record.request_times import NS, UNSET
@@ -29,21 +29,21 @@ _UNSEEN = (
     "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions", "num_host_cached_tokens",
     "num_disk_cached_tokens", "parked_time",
 )  # fmt: skip
+_EMPTY = Recorder().recorded()
 
 
-class ClientRecorder(Recorder):
-    """Takes answers in place of steps."""
+class ClientRecorder:
+    """What a client sees of a server: answers in place of steps."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.readings = Readings()
         self.under_way: dict[int, Answer] = {}
         self.answers: list[Answer] = []
-        self._end_ns = 0
+        self.now_ns = 0
 
     @property
-    def now_ns(self) -> int:
-        return self._end_ns
+    def num_done(self) -> int:
+        return len(self.answers)
 
     def on_sent(self, answer: Answer) -> None:
         self.under_way[answer.row] = answer
@@ -51,21 +51,27 @@ class ClientRecorder(Recorder):
     def on_end(self, answer: Answer, now_ns: int) -> None:
         del self.under_way[answer.row]
         self.answers.append(answer)
-        self.num_done += 1
-        self._end_ns = now_ns
+        self.now_ns = now_ns
+
+    def record_spans(self) -> None:
+        """A client sees no spans."""
 
     def end(self, unfinished: Sequence[Request]) -> None:
-        for answer in [*self.answers, *self.under_way.values()]:
-            if answer.error is not None:
-                self.errors[answer.row] = answer.error
-            self.lags[answer.row] = answer.issued_ns - answer.arrival_ns
+        """Requests that have not ended are known already."""
 
-    def request_rows(self) -> NDArray[np.int64]:
+    def forget(self) -> None:
+        """What is left of answers is small."""
+
+    def recorded(self) -> Recorded:
         rows = [_row(each, each.status) for each in self.answers]
         rows += [_row(each, "unfinished") for each in self.under_way.values()]
-        return np.array(rows, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
+        matrix = np.array(rows, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
+        seen = [*self.answers, *self.under_way.values()]
+        errors = {each.row: each.error for each in seen if each.error is not None}
+        lags = {each.row: each.issued_ns - each.arrival_ns for each in seen}
+        return _EMPTY._replace(request_rows=matrix, errors=errors, lags=lags, gaps=self._gaps())
 
-    def gaps(self) -> Gaps:
+    def _gaps(self) -> Gaps:
         """Gaps between tokens; those of a chunk share the time since the chunk before."""
         every = [gap for each in self.answers for gap in each.gaps]
         values, weights = zip(*every, strict=True) if every else ((), ())
@@ -96,10 +102,8 @@ class ClientRecord(Record):
         unseen = dict.fromkeys(_UNSEEN, np.nan)
         requests = requests.assign(**unseen | {"num_prompt_tokens": prompts, "num_cached_tokens": hits})
         gaps = {each.row: [gap * NS for gap, count in each.gaps for _ in range(count)] for each in answers}
-        return replace(recorded, request_rows=requests, itls=[gaps.get(row, []) for row in range(len(requests))])
-
-    def _steps(self) -> Table:
-        return self._recorder.steps()
+        itls = [gaps.get(row, []) for row in range(len(requests))]
+        return replace(recorded, request_rows=requests, step_rows=self._recorder.steps(), itls=itls)
 
 
 def notes_on(answers: Sequence[Answer], trace: Trace, readings: Readings) -> list[str]:
@@ -135,6 +139,6 @@ def _row(answer: Answer, status: str) -> tuple[int, ...]:
 
 
 def _empty_steps(num_rows: int) -> pd.DataFrame:
-    columns = step_columns([Recorder().step_log()])
+    columns = step_columns([_EMPTY.steps])
     zeros = {name: np.zeros(num_rows, values.dtype) for name, values in columns.items()}
     return pd.DataFrame({**zeros, "step": np.arange(num_rows)})

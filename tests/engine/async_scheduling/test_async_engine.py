@@ -17,12 +17,12 @@ from engine.core.plan import StepDraft  # noqa: E402
 from engine.core.planning.policy import BasePolicy  # noqa: E402
 from engine.core.planning.step_planner import StepPlanner  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
-from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.prompt_lookup import NgramOptions  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
 from engine.runner.executors.executor import LocalExecutor  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
+from tests.compiled import Overlaid  # noqa: E402
 from tests.engine.async_scheduling.builders import BRIEF, MIXED, PROMPTS, ahead, rounded, serve  # noqa: E402
 from tests.engine.builders import KINDS, MODEL, SETTINGS, STARVED, Late, one_by_one  # noqa: E402
 
@@ -96,14 +96,14 @@ def test_no_token_depends_on_when_copies_end(patience: int, expected: Any, monke
 
 def test_the_next_plan_is_made_and_launched_while_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made, launched, numbers = threading.Semaphore(0), threading.Semaphore(0), itertools.count()
-    execute, schedule, launch = ModelRunner.execute, Scheduler.schedule, LocalExecutor.launch
+    execute, launch = ModelRunner.execute, LocalExecutor.launch
 
     def held(*args: Any) -> Any:
         assert made.acquire(timeout=30), "the next plan is not made before the one that runs has ended"
         return execute(*args)
 
     def noted(*args: Any) -> Any:
-        plan = schedule(*args)
+        plan = scheduler.schedule(*args)
         if next(numbers):  # not the first plan: each waits for the one after it
             made.release()
         return plan
@@ -113,9 +113,10 @@ def test_the_next_plan_is_made_and_launched_while_one_runs(monkeypatch: pytest.M
         launched.release()
 
     monkeypatch.setattr(ModelRunner, "execute", held)
-    monkeypatch.setattr(Scheduler, "schedule", noted)
     monkeypatch.setattr(LocalExecutor, "launch", counted)
     llm = ahead()
+    scheduler = llm.engine.scheduler
+    llm.engine.scheduler = Overlaid(scheduler, schedule=noted)  # type: ignore[assignment]
     stream = llm.stream(PROMPTS[:3], BRIEF)
     stream.run_step()
     assert [launched.acquire(blocking=False) for _ in range(3)] == [True, True, False], "one step, and the next plan"
@@ -132,14 +133,14 @@ def test_a_stop_that_nobody_foresaw_costs_a_slot_more(asynchronous: bool, num_mo
     request_params = replace(BRIEF, stop_token_ids=(stop,))
     num_decodes = 0
     stream = llm.stream([PROMPTS[0], PROMPTS[2]], [request_params, BRIEF])
-    commit = llm.engine.scheduler.commit
+    scheduler = llm.engine.scheduler
 
     def counted(plan: Any, *args: Any) -> Any:
         nonlocal num_decodes
         num_decodes += plan.num_decodes
-        return commit(plan, *args)
+        return scheduler.commit(plan, *args)
 
-    llm.engine.scheduler.commit = counted  # type: ignore[method-assign,assignment]
+    llm.engine.scheduler = Overlaid(scheduler, commit=counted)  # type: ignore[assignment]
     outputs = {output.index: output["token_ids"] for output in stream}
     assert outputs[0] == tokens[: tokens.index(stop) + 1]
     assert num_decodes == sum(len(each) - 1 for each in outputs.values()) + num_more

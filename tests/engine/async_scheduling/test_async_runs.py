@@ -17,9 +17,8 @@ from engine.api.outputs import RequestOutput  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.running.preemption import VICTIM_RULES  # noqa: E402
-from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from tests.engine.builders import KINDS, MODEL, SETTINGS  # noqa: E402
+from tests.engine.builders import KINDS, MODEL, SETTINGS, watch_plans  # noqa: E402
 from tests.policies import ON_ANY_POOL  # noqa: E402
 from tests.selection import few  # noqa: E402
 
@@ -116,18 +115,14 @@ def ample() -> Iterator[LLM]:
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What the plans of all engines do."""
     counts: Counter[str] = Counter()
-    schedule = Scheduler.schedule
 
-    def counted(self: Scheduler, *args: Any) -> StepPlan | None:
-        plan = schedule(self, *args)
-        if plan is not None:
-            counts["plans"] += 1
-            counts["preemptions"] += len(plan.preempted)
-            counts.update(f"{each.source_tier} to {each.target_tier}" for each in plan.transfers)
-            counts["cached tokens"] += sum(each.num_cached_tokens for each in plan.admitted)
-        return plan
+    def count(plan: StepPlan) -> None:
+        counts["plans"] += 1
+        counts["preemptions"] += len(plan.preempted)
+        counts.update(f"{each.source_tier} to {each.target_tier}" for each in plan.transfers)
+        counts["cached tokens"] += sum(each.num_cached_tokens for each in plan.admitted)
 
-    monkeypatch.setattr(Scheduler, "schedule", counted)
+    watch_plans(monkeypatch, count)
     return counts
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from engine.core.admission.need import Need
-from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.plan import StepPlan
 from engine.core.planning.asking import WAIT, AdmissionState, Admit, Wait
 from engine.core.planning.policy import BasePolicy
 from engine.core.policies import POLICIES
 from engine.core.policies.priority import Priority
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Request, Sequence
-from tests.engine.core.builders import chunks, ids, make, run, step
+from engine.core.sequence import Request
+from tests.engine.core.builders import chunks, ids, make, run, sequences, step
 from tests.engine.fuzz.fuzz_options import OWN_POLICY
 from tests.engine.fuzz.fuzz_workloads import random_workload
 from tests.engine.fuzz.outputs_fit import OutputsFit
@@ -43,13 +41,13 @@ def restricted(monkeypatch: pytest.MonkeyPatch) -> type[Restricted]:
     return Restricted
 
 
-def two_requests(policy: str) -> tuple[Scheduler, StepPlan]:
+def two_requests(policy: str, **second: Any) -> tuple[Scheduler, StepPlan]:
     """Request 0 decodes and request 1 waits; the plan is that of the second decode step."""
     scheduler = make(policy)
     scheduler.add(Request(0, 4, 50))
     step(scheduler)
     step(scheduler, 1)
-    scheduler.add(Request(1, 12, 2))
+    scheduler.add(Request(1, 12, 2, **second))
     plan = scheduler.schedule(2)
     assert plan is not None and ids(plan.admitted) == []
     return scheduler, plan
@@ -87,18 +85,13 @@ def test_a_policy_says_how_many_tokens_the_newcomer_computes(restricted: type[Re
 
 @pytest.mark.parametrize("policy", ["restricted", "static"])
 def test_nobody_looks_into_the_prefix_cache_for_who_waits_for_something_else(
-    restricted: type[Restricted], monkeypatch: pytest.MonkeyPatch, policy: str
+    restricted: type[Restricted], policy: str
 ) -> None:
-    matched = []
-    match = BlockManager.match
-
-    def noted(blocks: BlockManager, sequence: Sequence) -> PrefixMatch:
-        matched.append(sequence.request_id)
-        return match(blocks, sequence)
-
-    monkeypatch.setattr(BlockManager, "match", noted)
-    _, plan = two_requests(policy)
-    assert plan.horizon == 48 and matched == [0]
+    """Tokens are hashed when they are looked for."""
+    scheduler, plan = two_requests(policy, token_ids=[1] * 12)
+    assert plan.horizon == 48 and sequences(scheduler)[1].hashes is None
+    scheduler.commit(scheduler.extend(plan, 48), 50)
+    assert ids(step(scheduler, 50).admitted) == [1] and sequences(scheduler)[1].hashes is not None
 
 
 def test_the_next_batch_is_planned_when_the_one_before_it_has_ended() -> None:

@@ -15,11 +15,12 @@ NUM_SEEDS = 800  # most workloads that a campaign tries on a mutant
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy what the fuzz needs to `folder`."""
-    ignored = shutil.ignore_patterns("__pycache__")
+    """Copy what the fuzz needs to `folder`, as it is read and not as it is compiled."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "engine", folder / "engine", ignore=ignored)
     shutil.copytree(ROOT / "tests" / "engine", folder / "tests" / "engine", ignore=ignored)
-    (folder / "tests" / "__init__.py").touch()
+    for name in ("__init__", "compiled"):
+        shutil.copy(ROOT / "tests" / f"{name}.py", folder / "tests")
 
 
 def mutate(folder: Path, mutant: Mutant) -> None:

@@ -6,12 +6,11 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +37,6 @@ from engine.runner.executors.tensor_parallel import (  # noqa: E402
 )
 from engine.runner.executors.worker import Progress  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
-
-ROOT = Path(__file__).parents[3]
-# Serves on two ranks without end, and prints the process ids of the ranks.
-ENDLESS = """
-import itertools, multiprocessing
-from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts
-from engine.api.llm import LLM
-
-if __name__ == "__main__":
-    llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
-    for i in itertools.count():
-        llm.generate(make_prompts()[:2], GREEDY)
-        if i == 0:
-            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-"""
 
 
 @pytest.fixture
@@ -161,33 +145,45 @@ def test_sending_and_receiving_have_a_limit() -> None:
     assert ours.recv() == "a message"
 
 
-def children_end(pids: list[int]) -> bool:
-    """Whether the processes end within a minute."""
+def ends(pid: int) -> bool:
+    """Whether the process ends within a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if not Path(f"/proc/{pid}").exists():
             return True
         time.sleep(0.05)
     return False
 
 
-@pytest.mark.long
+def serve_without_end(pids: Connection) -> None:
+    """Serve on two ranks, and send the process ids of the ranks once they do."""
+    multiprocessing.set_forkserver_preload(["engine.runner.executors.worker"])  # of a server of its own
+    forked = multiprocessing.get_context("forkserver")
+    multiprocessing.get_context = lambda method=None: forked  # type: ignore[assignment]
+    llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
+    llm.generate(make_prompts()[:2], GREEDY)
+    pids.send([child.pid for child in multiprocessing.active_children()])
+    while True:
+        llm.generate(make_prompts()[:2], GREEDY)
+
+
 def test_workers_of_a_killed_engine_end(temporary: Path) -> None:
     """One worker is blocked in a collective when the engine dies, because the other one is stopped."""
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    pids = [int(pid) for pid in process.stdout.readline().split()]
+    forked = multiprocessing.get_context("forkserver")
+    ours, theirs = forked.Pipe()
+    engine = forked.Process(target=serve_without_end, args=(theirs,))
+    engine.start()
+    stopped, blocked = ours.recv()
     try:
-        os.kill(pids[0], signal.SIGSTOP)
+        os.kill(stopped, signal.SIGSTOP)
         time.sleep(0.5)  # the other one arrives in the collective
-        process.kill()
-        process.wait()
-        assert children_end(pids[1:])
+        engine.kill()
+        engine.join()
+        assert ends(blocked)
     finally:
-        os.kill(pids[0], signal.SIGCONT)
-        process.kill()
-        process.stdout.close()
-    assert children_end(pids[:1])
+        os.kill(stopped, signal.SIGCONT)
+        engine.kill()
+    assert ends(stopped)
 
 
 class Drift:

@@ -122,7 +122,7 @@ def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> 
     assert made["ttft"].min() > 12e-3 > run(*PROFILED, *work).requests["ttft"].min()
     names = f"calibration.constants=[{','.join(TRUTH)}]"
     found = calibrate(
-        tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half", "calibration.max_evaluations=150"
+        tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half", "calibration.max_evaluations=60"
     )
     fitted = f"cost.calibration={found.path}"  # one factor and a time of the host stand in for each other in part
     errors = compare(measured, tmp_path / "out", *PROFILED, fitted, "validation.score=second_half")["errors"]

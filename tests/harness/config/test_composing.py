@@ -61,7 +61,7 @@ def loaders() -> Iterator[tuple[ConfigLoader, Composer]]:
 
 def all_of(cfg: DictConfig) -> tuple[object, ...]:
     flags = [node._metadata.flags for node in (cfg, cfg.hydra, cfg.trace)]
-    return OmegaConf.to_yaml(cfg), flags, [type(node) for node in cfg.hydra.values()]
+    return repr(OmegaConf.to_container(cfg)), flags, [type(node) for node in cfg.hydra.values()]
 
 
 @pytest.mark.parametrize("line", RUNS)
@@ -74,14 +74,15 @@ def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, C
 
 
 def rows() -> list[list[str]]:
-    """Every option of every group that Hydra need not merge, in lines with an option of each group."""
+    """Every option of every group that Hydra need not merge, in lines with an option of each group. After twelve lines
+    only traces, devices and models differ."""
     groups = [folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "experiment"]
     options = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in groups}
     most = max(map(len, options.values()))
     return [[f"{group}={names[place % len(names)]}" for group, names in options.items()] for place in range(most)]
 
 
-@pytest.mark.parametrize("line", few(rows(), 24), ids=lambda line: "-".join(line)[:40])  # others differ in the model
+@pytest.mark.parametrize("line", few(rows(), 12), ids=lambda line: "-".join(line)[:40])
 @pytest.mark.sample(3)
 def test_options_that_are_read_from_their_files_are_those_that_hydra_merges(
     line: list[str], loaders: tuple[ConfigLoader, Composer]

@@ -39,6 +39,7 @@ from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
 from simulator.fleets.fleet import Fleet
 from simulator.replica import Replica
+from tests.compiled import Overlaid
 from tests.policies import ON_ANY_POOL, SGLANG, TRTLLM
 
 SHAPE = {
@@ -59,11 +60,12 @@ DECISIONS = [
 ]  # fmt: skip
 
 
-class LoggingRecorder(Recorder):
-    """Keeps when each request was issued, how long each plan took, and every token."""
+class LoggingRecorder(Overlaid):
+    """A recorder that keeps when each request was issued, how long each plan took, and every token."""
 
     def __init__(self, *, reserves: bool = False) -> None:
-        super().__init__(reserves=reserves)
+        self.recorder = Recorder(reserves=reserves)
+        super().__init__(self.recorder)
         self.record_spans()
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
@@ -71,13 +73,13 @@ class LoggingRecorder(Recorder):
         self.num_tokens: dict[int, list[int]] = {}  # how many each request knows after each of its steps
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
-        super().on_issued(issued, now_ns)
+        self.recorder.on_issued(issued, now_ns)
         assert issued.arrival_ns <= issued.issued_ns <= now_ns
         while_idle = issued.issued_ns > self.now_ns  # then it takes the engine a moment to wake up
         self.issued.append((now_ns if while_idle else issued.issued_ns, issued.row))
 
     def on_report(self, report: StepReport) -> None:
-        super().on_report(report)
+        self.recorder.on_report(report)
         self.durations.append(report.end_ns - report.start_ns)
         for new in report.outputs:
             known = self.num_tokens.setdefault(new.sequence.request_id, [new.sequence.request.num_prompt_tokens])
@@ -193,7 +195,7 @@ def check_ended(intake: Intake) -> None:
 
 def assert_equal(real: LoggingRecorder, twin: Recorder, trace: Trace, *columns: str) -> RecordedRun:
     """Prove that both made the same plans, and that requests fared alike; returns the tables of the real run."""
-    measured, simulated = (Record([each]).tables(trace, [[]]) for each in (real, twin))
+    measured, simulated = (Record([each]).tables(trace, [[]]) for each in (real.recorder, twin))
     steps = [*DECISIONS, *columns]
     pd.testing.assert_frame_equal(measured.steps[steps], simulated.steps[steps], check_exact=True)
     others = [c for c in measured.requests if c != "replay_lag"]

@@ -12,10 +12,12 @@ torch = pytest.importorskip("torch")
 
 from engine.runner.cache.kv_cache import OutOfMemoryError  # noqa: E402
 from engine.runner.executors.executor import LocalExecutor  # noqa: E402
+from harness.engines import real  # noqa: E402
 from harness.errors import EngineError  # noqa: E402
 from harness.record.recorder import Recorder  # noqa: E402
 from harness.results.stored.files import read_results  # noqa: E402
 from harness.terminal import run  # noqa: E402
+from tests.compiled import Overlaid  # noqa: E402
 from tests.harness.builders import SMALLEST, config  # noqa: E402
 
 NUM_REQUESTS = 30
@@ -57,18 +59,18 @@ def test_a_failing_step_keeps_what_was_recorded(
     failure: Exception, raised: type[Exception], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorders: list[Recorder] = []
-    make, execute = Recorder.__init__, LocalExecutor.execute
+    execute = LocalExecutor.execute
 
-    def remember(self: Recorder, **options: bool) -> None:
-        make(self, **options)
-        recorders.append(self)
+    def remember(**options: bool) -> Recorder:
+        recorders.append(Recorder(**options))
+        return recorders[-1]
 
     def fail_after_five(self: LocalExecutor, inputs: object) -> object:
         if recorders[-1].num_done >= 5:
             raise failure
         return execute(self, inputs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Recorder, "__init__", remember)
+    monkeypatch.setattr(real, "Recorder", remember)
     monkeypatch.setattr(LocalExecutor, "execute", fail_after_five)
     with pytest.raises(raised, match=cause) as caught:
         run(config(*SETTINGS), tmp_path)
@@ -89,15 +91,18 @@ def test_a_failing_warm_up_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.
 def test_a_killed_worker_costs_no_finished_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    commit = Recorder.on_commit
+    def deadly(**options: bool) -> Any:
+        recorder = Recorder(**options)
 
-    def commit_and_kill(self: Recorder, outcome: Any) -> None:
-        commit(self, outcome)
-        if self.num_done >= 5:
-            for worker in multiprocessing.active_children()[:1]:
-                worker.kill()
+        def record_and_kill(report: Any) -> None:
+            recorder.on_report(report)
+            if recorder.num_done >= 5:
+                for worker in multiprocessing.active_children()[:1]:
+                    worker.kill()
 
-    monkeypatch.setattr(Recorder, "on_commit", commit_and_kill)
+        return Overlaid(recorder, on_report=record_and_kill)
+
+    monkeypatch.setattr(real, "Recorder", deadly)
     with pytest.raises(EngineError, match="^engine=cpu: rank ") as caught:
         run(config(*SETTINGS, "tensor_parallel_size=2"), tmp_path)
     assert "\n" not in str(caught.value) and capfd.readouterr().err == ""

@@ -120,7 +120,8 @@ def test_a_simulated_fleet_decides_as_real_engines_behind_the_same_router(name: 
     real = serve_real(name, arrivals_of(kind))
     twin = simulate(name, real)
     trace = make_trace()
-    chosen = [Record([*recorders]).tables(trace, [[], []]).requests["server"] for recorders in (real, twin)]
+    both = ([each.recorder for each in real], twin)
+    chosen = [Record(recorders).tables(trace, [[], []]).requests["server"] for recorders in both]
     assert chosen[0].tolist() == chosen[1].tolist() and {*chosen[0]} == {0, 1}
     for measured, simulated in zip(real, twin, strict=True):
         assert_equal(measured, simulated, trace)

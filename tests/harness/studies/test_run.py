@@ -18,13 +18,15 @@ import pandas as pd
 import pytest
 
 from engine.core.plan import StepOutcome
+from harness.engines import simulated
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.jobs import execute
-from harness.record.plan_log import PLAN_COLUMNS, PlanLog
+from harness.record.plan_log import PLAN_COLUMNS
 from harness.record.recorder import Recorder
 from harness.record.rows import Rows
 from harness.results.stored.files import read_results
 from harness.terminal import run
+from tests.compiled import Overlaid
 from tests.harness.builders import ROOT, TRACES, config
 
 
@@ -176,14 +178,17 @@ def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path)
 def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
     failure: BaseException, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_commit = Recorder.on_commit
+    def failing(**options: bool) -> Any:
+        recorder = Recorder(**options)
 
-    def failing(self: Recorder, outcome: StepOutcome) -> None:
-        if self.num_done >= 50:
-            raise failure
-        on_commit(self, outcome)
+        def on_commit(outcome: StepOutcome) -> None:
+            if recorder.num_done >= 50:
+                raise failure
+            recorder.on_commit(outcome)
 
-    monkeypatch.setattr(Recorder, "on_commit", failing)
+        return Overlaid(recorder, on_commit=on_commit)
+
+    monkeypatch.setattr(simulated, "Recorder", failing)
     expected = EngineError if isinstance(failure, EngineError | MemoryError) else type(failure)
     with pytest.raises(expected, match=f"^{reason}; what was recorded" if expected is EngineError else None):
         run(config("trace.num_requests=200"), tmp_path)
@@ -193,7 +198,10 @@ def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
     assert len(result.requests) == 200
 
 
-@pytest.mark.parametrize("buffer", ["durations", "growth", "single_gaps", "plans"])
+OWN_ROWS = pytest.param("plans", marks=pytest.mark.interpreted("rows of its own inherit from `Rows`"))
+
+
+@pytest.mark.parametrize("buffer", ["durations", "growth", "single_gaps", OWN_ROWS])
 def test_a_step_that_was_recorded_by_half_is_left_out(
     buffer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,13 +240,12 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
                 raise MemoryError
             super().add(row)
 
-    start = PlanLog.__init__
+    def make(**options: bool) -> Recorder:
+        recorder = Recorder(**options)
+        setattr(recorder._log, buffer, FullRows(len(PLAN_COLUMNS)) if buffer == "plans" else Full("q"))
+        return recorder
 
-    def make(self: PlanLog) -> None:
-        start(self)
-        setattr(self, buffer, FullRows(len(PLAN_COLUMNS)) if buffer == "plans" else Full("q"))
-
-    monkeypatch.setattr(PlanLog, "__init__", make)
+    monkeypatch.setattr(simulated, "Recorder", make)
     with pytest.raises(EngineError, match="^out of memory; "):
         run(config("trace.num_requests=800", "arrival=all_at_once", "num_blocks=3000"), tmp_path)
     result, summary = read_results(tmp_path)

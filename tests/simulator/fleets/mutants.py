@@ -210,9 +210,10 @@ MUTANTS = (
 
 
 def copied(folder: Path) -> None:
-    """What the tests need of the tree."""
+    """What the tests need of the tree, as it is read and not as it is compiled."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("engine", "harness", "simulator", "kernels", "tests", "conf"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from engine.core.scaling import Scaling
+from engine.core.scheduler_options import OffloadOptions
 from engine.core.sequence import Request
 from simulator.fleets.desk import View
 from simulator.fleets.roster import Changes, Count, Failure, Roster, Scaled, Staff
+from tests.engine.core.builders import make, run
 
 
 class Acted:
@@ -95,10 +97,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def view(clock: Clock) -> View:
-    """Of a server with blocks of 4 tokens that has one of the device and three behind it of any prompt; what it is sent
+    """Of a server with blocks of 4 tokens that has block 1 on the device, and 2, 3 and 4 behind it; what it is sent
     counts as there for 10 ns."""
-    blocks = SimpleNamespace(num_blocks=9, block_size=4, cached_prefix=lambda hashes: (1, 3))
-    replica: Any = SimpleNamespace(scheduler=SimpleNamespace(blocks=blocks))
+    scheduler = make(num_blocks=9, num_host_blocks=4, offload=OffloadOptions())
+    scheduler.add(Request(0, 16, 1, block_hashes=[1, 2, 3, 4]))
+    scheduler.add(Request(1, 32, 1))  # takes the five blocks that are left, and the last three of the prompt
+    list(run(scheduler))
+    replica: Any = SimpleNamespace(scheduler=scheduler)
     return View(0, replica, lambda: clock.now, keeps_prefixes=True, reads_caches=True, sent_counts_ns=10)
 
 

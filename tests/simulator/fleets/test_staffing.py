@@ -24,6 +24,7 @@ from simulator.fleets.fleet import Fleet
 from simulator.fleets.roster import Changes, Count, Failure, Scaled
 from simulator.fleets.staffing import Staffing
 from simulator.replica import Replica
+from tests.compiled import Overlaid
 from tests.selection import examples
 from tests.simulator.fleets.builders import Nosy
 from tests.simulator.replicas import FlatCost, make
@@ -43,22 +44,21 @@ class Ends:
         self.schedulers: list[Scheduler] = []
         self.num_steps = 0
 
-    def recorder(self, server: int) -> Recorder:
-        ends = self
+    def recorder(self, server: int) -> Any:
+        recorder = Recorder()
 
-        class Noting(Recorder):
-            def on_step(self, plan: Any, start_ns: int, durations_ns: Any, start: Any = None) -> None:
-                super().on_step(plan, start_ns, durations_ns, start)
-                ends.num_steps += 1 if isinstance(durations_ns, int) else len(durations_ns)
+        def on_step(plan: Any, start_ns: int, durations_ns: Any, start: Any = None) -> None:
+            recorder.on_step(plan, start_ns, durations_ns, start)
+            self.num_steps += 1 if isinstance(durations_ns, int) else len(durations_ns)
 
-            def on_commit(self, outcome: Any) -> None:
-                super().on_commit(outcome)
-                for request in outcome.finished:
-                    ends.ended.append((request.request_id, server, "finished"))
-                    ends.first_tokens[request.request_id] = request.first_token_time
-                    ends.arrivals[request.request_id] = request.arrival_time
+        def on_commit(outcome: Any) -> None:
+            recorder.on_commit(outcome)
+            for request in outcome.finished:
+                self.ended.append((request.request_id, server, "finished"))
+                self.first_tokens[request.request_id] = request.first_token_time
+                self.arrivals[request.request_id] = request.arrival_time
 
-        return Noting()
+        return Overlaid(recorder, on_step=on_step, on_commit=on_commit)
 
     def lost(self, request: Request, server: int, now_ns: int) -> None:
         self.ended.append((request.request_id, server, "lost"))

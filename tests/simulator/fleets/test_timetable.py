@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,9 @@ from tests.selection import examples
 
 Happened = list[tuple[int, int, str]]
 DELAYS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+pytestmark = pytest.mark.interpreted("servers of its own inherit from `Timed`")
 
 
 class Stepping(Timed):

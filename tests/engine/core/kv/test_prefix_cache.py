@@ -53,11 +53,10 @@ def test_same_step_duplicates_share_full_blocks(policy: str) -> None:
     assert plan.num_used_blocks == 2 + 3
 
 
-def test_a_hash_collision_is_not_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.core.hashing.chain_hash", lambda parent, tokens: 42)
+def test_a_hash_collision_is_not_a_hit() -> None:
     scheduler = make()
     for i in range(2):
-        scheduler.add(Request(i, 9, 1, token_ids=[i] * 9))
+        scheduler.add(Request(i, 9, 1, token_ids=[i] * 9, block_hashes=[42, 43]))
         (plan,) = run(scheduler)
         assert chunks(plan) == [(i, 0, 9)]
 

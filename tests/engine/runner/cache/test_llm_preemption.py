@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 
 from engine.api.calls import RequestAbortedError  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
-from engine.core.running.running_set import RunningSet  # noqa: E402
-from engine.core.sequence import SequenceStatus  # noqa: E402
+from engine.core.plan import StepPlan  # noqa: E402
+from engine.core.sequence import Sequence, SequenceStatus  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
 from engine.runner.cache.kv_cache import OutOfMemoryError  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from tests.engine.builders import GREEDY, KINDS, MODEL, SETTINGS, STARVED, Late, make_prompts  # noqa: E402
+from tests.engine.builders import GREEDY, KINDS, MODEL, SETTINGS, STARVED, Late, make_prompts, watch_plans  # noqa: E402
 from tests.selection import few  # noqa: E402
 
 BRIEF = replace(GREEDY, max_tokens=18)
@@ -37,13 +37,16 @@ def expected() -> dict[str, list[list[list[int]]]]:
 def kept(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What preempted sequences kept, by kind."""
     counts: Counter[str] = Counter()
-    real = RunningSet.preempt
+    swaps: Counter[Sequence] = Counter()
+    parts: Counter[Sequence] = Counter()
 
-    def preempt(self: RunningSet, sequence: Any, keeps: Any) -> Any:
-        counts[keeps] += 1
-        return real(self, sequence, keeps)
+    def count(plan: StepPlan) -> None:
+        for each in plan.preempted:
+            is_swapped, is_part = each.num_swaps > swaps[each], each.num_partial_preemptions > parts[each]
+            counts["host_copy" if is_swapped else "prefix" if is_part else "nothing"] += 1
+            swaps[each], parts[each] = each.num_swaps, each.num_partial_preemptions
 
-    monkeypatch.setattr(RunningSet, "preempt", preempt)
+    watch_plans(monkeypatch, count)
     return counts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.api.llm import LLM  # noqa: E402
-from engine.core.running.running_set import RunningSet  # noqa: E402
+from engine.core.sequence import Sequence  # noqa: E402
 from engine.engine_config import EngineConfig, KVDtype  # noqa: E402
 from engine.models.layers.attention import Attention  # noqa: E402
 from engine.prompt_lookup import NgramOptions  # noqa: E402
@@ -21,7 +20,7 @@ from engine.sampling_params import SamplingParams  # noqa: E402
 from experiments.claims.memory.kv_error import measure  # noqa: E402
 from harness.engines.resolving.system import resolve  # noqa: E402
 from kernels.cache.kv_store import FP8_MAX  # noqa: E402
-from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
+from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, watch_plans  # noqa: E402
 from tests.harness.builders import config  # noqa: E402
 
 INTEGERS: list[KVDtype] = ["int8", "int4"]
@@ -38,14 +37,8 @@ def alone(params: SamplingParams, dtype: KVDtype) -> list[list[int]]:
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.slow), "int4", "fp8"])
 def test_tokens_do_not_depend_on_how_the_work_is_cut_up(dtype: KVDtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: Counter[str] = Counter()
-    preempt = RunningSet.preempt
-
-    def counted(self: RunningSet, sequence: Any, keeps: Any) -> Any:
-        kept[keeps] += 1
-        return preempt(self, sequence, keeps)
-
-    monkeypatch.setattr(RunningSet, "preempt", counted)
+    swapped: dict[Sequence, int] = {}
+    watch_plans(monkeypatch, lambda plan: swapped.update({each: each.num_swaps for each in plan.preempted}))
     expected = alone(BRIEF, dtype)
     assert len({token for tokens in expected for token in tokens}) > 60
     cuts: list[dict[str, Any]] = [
@@ -56,7 +49,7 @@ def test_tokens_do_not_depend_on_how_the_work_is_cut_up(dtype: KVDtype, monkeypa
     ]
     for settings in cuts:
         assert generate(BRIEF, kv_cache_dtype=dtype, **settings) == expected, settings
-    assert kept["host_copy"] > 2
+    assert sum(swapped.values()) > 2
     assert generate(BRIEF) != expected, "rounding must have some effect"
 
 
