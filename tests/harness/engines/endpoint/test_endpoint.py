@@ -156,7 +156,7 @@ def test_against_our_server_the_client_sees_what_the_server_recorded(tmp_path: P
         with create_connection(("127.0.0.1", server.port)) as slow:  # it arrives with its first byte
             body = b'{"prompt": [1], "max_tokens": 1}'
             slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n")
-            time.sleep(0.15)
+            time.sleep(0.4)  # the server's thread may have to wait for its turn meanwhile
             slow.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
             assert slow.recv(100).startswith(b"HTTP/1.1 200")
         trace = pd.DataFrame({"num_prompt_tokens": [12] * 24, "num_output_tokens": 16})
