@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
-_SCHEDULER = find_spec("engine.core.scheduler")
-IS_COMPILED = _SCHEDULER is not None and not str(_SCHEDULER.origin).endswith(".py")
+from harness.results.stored.environment import is_compiled
+
+IS_COMPILED = is_compiled("engine.core.scheduler")
 
 
 class Overlaid:

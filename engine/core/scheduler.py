@@ -95,7 +95,7 @@ class Scheduler:
         )
         refusal = Refusal(self.max_model_len, longest_prompt, limits.max_num_seqs // num_lanes, blocks)
         self._requests = UnfinishedRequests(refusal)
-        self.storing = None if blocks.connector is None else Storing(blocks.connector, self._lanes)
+        self.storing = None if blocks.connector is None else Storing(blocks.connector, self.ready)
         self._composer = Composer(policy, blocks, self.waiting, self.storing, plans_ahead=plans_ahead)
 
     # -- requests -------------------------------------------------------------------------------------------------

@@ -108,9 +108,11 @@ class RealBackend:
 
     def note_sent(self, call: object, times_ns: list[Sent]) -> None:
         assert isinstance(call, _Call) and call.stream is not None
+        if self.on_sent is None:
+            return
         later_ns = time.perf_counter_ns() - time.monotonic_ns()
         for number, (first_ns, last_ns) in zip(call.stream.request_ids, times_ns, strict=True):
-            if self.on_sent is not None and first_ns:
+            if first_ns:
                 self.on_sent(number, first_ns + later_ns, last_ns + later_ns)
 
     def render(self, messages: list[abc.Mapping[str, object]], options: abc.Mapping[str, object]) -> list[int]:

@@ -46,7 +46,7 @@ SYSTEM = (
 )  # fmt: skip
 WARM_UP = (15, 50)  # requests/s, s: a stage that nobody reports
 _TREE = "https://github.com/llm-d/llm-d/tree"
-_SERVICE = ("router=random",)
+_SERVICE, _TOKEN_LOAD = ("router=random",), ("router=token_load",)
 _WEIGHTED = (
     "router=weighted_score", "router.options.no_hit_lru=2", "router.view_delay_ms=50", "router.view_of_steps=true"
 )  # fmt: skip
@@ -80,7 +80,7 @@ REPORTS = {
         "router_qwen3_32b", f"{_TREE}/53c5b20a/guides/optimized-baseline/benchmark-results",
         Path("router_qwen3_32b_8xTP2_h100.csv"),
         Prompts(num_groups=150, per_group=5, prefix=6000, question=1200, output=1000, span=400),
-        {"rr": _SERVICE, "prefix": ("router=token_load",)}, "p50",
+        {"rr": _SERVICE, "prefix": _TOKEN_LOAD}, "p50",
     ),
     "weighted": Report(
         "router_qwen3_32b_weighted", f"{_TREE}/021723b8/guides/optimized-baseline",
@@ -96,7 +96,7 @@ def points(data: Path, report: str, arm: str, every: int = 1) -> Found:
     source = REPORTS[report]
     measured = pd.read_csv(data / source.file)
     ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
-    draws = _DRAWS if source.arms[arm] == ("router=token_load",) else 1
+    draws = _DRAWS if source.arms[arm] == _TOKEN_LOAD else 1
     simulated = [_stages(source, arm, ladder, seed) for seed in range(draws)]
     found = simulated[0][0]
     of_draws = pd.concat([stages for _, stages in simulated]).groupby(level=0)

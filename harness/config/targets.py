@@ -26,6 +26,7 @@ from typing import Any
 
 from engine.core.policies import POLICIES
 from engine.core.routing import ROUTERS
+from engine.core.routing.router import BaseRouter
 from harness.config.schema.traffic.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 
@@ -42,7 +43,7 @@ _KINDS = {  # what each is called, derives from and must have
     ),
     "router.rule": (
         "routing rule", "engine.core.routing.router.BaseRouter",
-        ("options_type", "reads_prefixes", "reads_caches", "reads_prompts", "least_block", "sent_counts_ms", "choose"),
+        (*(name for name in vars(BaseRouter) if not name.startswith("_")), "choose"),
     ),
 }  # fmt: skip
 _KINDS["fleet.decode_router.rule"] = _KINDS["router.rule"]

@@ -78,10 +78,9 @@ class SimulatedEngine:
         stages = [each for pool, cost in priced for each in [stage_costs(pool.system, cost)] * pool.num_servers]
         firsts = accumulate((pool.num_servers for pool in fleet.pools), initial=0)
         ranks = [each for at, (pool, cost) in zip(firsts, priced, strict=False) for each in ranks_of(pool, at, cost)]
-        share = any(stores) or any(stages) or ranks or fleet.apart is not None
-        blind = fleet.rule is not None and not fleet.rule.reads_servers
-        is_fixed = fleet.changes is None and isinstance(arrivals, OpenLoop)
-        ahead = _AHEAD if blind and is_fixed and not share else 0
+        concern_others = any(stores) or any(stages) or ranks or fleet.apart or fleet.changes
+        is_blind = fleet.rule is not None and not fleet.rule.reads_servers and isinstance(arrivals, OpenLoop)
+        ahead = _AHEAD if is_blind and not concern_others else 0
         self.staffing = None
         if fleet.changes is not None:
             self.staffing = Staffing(

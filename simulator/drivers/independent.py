@@ -2,7 +2,8 @@
 
 Where the rule of the router does not look at servers, and arrivals are fixed, it can choose for many requests before
 they are due. The servers then take turns of thousands of steps in place of single ones, so that what a server touches
-is still in the processor's caches at its next step. Each server lives through the same times as on a timetable.
+is still in the processor's caches at its next step. Each server lives through the same times as on a timetable; what
+else is called there, readings of metrics that the rule does not look at, is left out.
 """
 
 from __future__ import annotations

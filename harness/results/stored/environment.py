@@ -24,7 +24,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         **{name: installed_version(name) for name in _PACKAGES},
-        "compiled_core": _is_compiled("engine.core.scheduler"),
+        "compiled_core": is_compiled("engine.core.scheduler"),
         "git_revision": revision,
         "git_dirty": dirty,
         "cpu_model": cpu_model(),
@@ -68,7 +68,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
 
 
-def _is_compiled(module: str) -> bool:
+def is_compiled(module: str) -> bool:
     """Whether a module of this project is compiled (`setup.py`), and not read as Python."""
     spec = util.find_spec(module)
     return spec is not None and not str(spec.origin).endswith(".py")

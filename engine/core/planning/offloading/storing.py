@@ -18,15 +18,15 @@ class Storing:
     """Ends the planning of steps where what they complete is stored on the host.
 
     Args:
-        lanes: those of the scheduler.
+        ready: as `Scheduler.ready`.
 
     Attributes:
         planned: the sequences of the last step, with the tokens that are computed after it.
     """
 
-    def __init__(self, connector: Connector, lanes: list[RunningSet]) -> None:
+    def __init__(self, connector: Connector, ready: abc.Callable[[Sequence], None]) -> None:
         self._connector = connector
-        self._lanes = lanes
+        self._ready = ready
         self._flushed: list[Orders] = []  # of passes before the last one
         self.planned: dict[Sequence, int] = {}
 
@@ -56,8 +56,7 @@ class Storing:
     def report(self, done: list[int], ended: abc.Sequence[Sequence]) -> None:
         """These jobs of the connector are done, in this order, and `Orders.ended` is known."""
         for sequence in self._connector.report(done, ended):
-            for lane in self._lanes:
-                lane.ready(sequence)
+            self._ready(sequence)
 
     def take_orders(self) -> Orders:
         """What the last plan, or the attempt at one, asks of who copies between device and host."""

@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.core.planning.policy_options import read_options
 from engine.core.routing import ROUTERS, find_router
 from engine.core.routing.draws import draw
-from engine.core.routing.router import Router
-from engine.core.sequence import Request
-
-
-@dataclass
-class Server:
-    """A view with made-up numbers."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-    hits: int = 0
-    num_waiting: int = 0
-    num_running: int = 0
-    num_free_blocks: int = 0
-    num_blocks: int = 60
-    number: int = 0
-    num_uncached_tokens: int = 0
-    asked: list[Request] = field(default_factory=list)
-
-    def prefix_hits(self, request: Request) -> int:
-        self.asked.append(request)
-        return self.hits
-
-    def cached_tokens(self, request: Request) -> tuple[int, int]:
-        return self.num_tokens, self.hits
-
-
-SERVERS = st.lists(st.builds(Server, *[st.integers(0, 60)] * 3, *[st.integers(0, 9)] * 3), min_size=1, max_size=6)
-
-
-def make(name: str, **options: Any) -> Router:
-    router = find_router(name)
-    assert router is not None
-    return router(read_options(router.options_type, options, name))
-
-
-def request(num_prompt_tokens: int = 50, *, request_id: int = 0, session: int | None = None) -> Request:
-    return Request(request_id, num_prompt_tokens, 1, session=session)
+from tests.engine.core.routing.builders import SERVERS, Server, make, request
 
 
 @given(SERVERS, st.sampled_from(sorted(ROUTERS)))
@@ -133,43 +94,6 @@ def test_sessions_are_spread_over_all_servers() -> None:
     assert all(150 < count < 250 for count in counts_of(chosen, 5))
 
 
-@given(SERVERS, st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=4, max_size=4))
-def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: list[float]) -> None:
-    prefix, queue, kv_use, running = weights
-    rule = make("weighted_score", prefix=prefix, queue=queue, kv_use=kv_use, running=running)
-
-    def shortness(name: str, server: Server) -> float:
-        values = [getattr(each, name) for each in servers]
-        span = max(values) - min(values)
-        return (max(values) - getattr(server, name)) / span if span else 1.0
-
-    def score(server: Server) -> float:
-        return (
-            prefix * server.hits / 50 + queue * shortness("num_waiting", server)
-            + kv_use * server.num_free_blocks / server.num_blocks + running * shortness("num_running", server)
-        )  # fmt: skip
-
-    best = max(map(score, servers))
-    chosen = {rule.choose(request(request_id=number), servers) for number in range(60)}
-    assert all(score(servers[number]) == pytest.approx(best) for number in chosen)
-    if all(score(server) == best for server in servers):
-        assert chosen == {*range(len(servers))}  # of equal ones each is drawn
-
-
-def test_prompts_that_no_server_has_go_to_the_one_that_was_without_one_longest() -> None:
-    rule = make("weighted_score", queue=0.0, kv_use=0.0, no_hit_lru=2.0)
-    servers = [Server(number=number) for number in range(4)]
-    assert [rule.choose(request(request_id=number), servers) for number in range(6)] == [0, 1, 2, 3, 0, 1]
-    servers[3].hits = 40
-    assert rule.choose(request(), servers) == 3  # changes no order
-    servers[3].hits = 0
-    assert rule.choose(request(), servers[:2] + servers[3:]) == 2, "the third is down"
-    assert rule.choose(request(), servers) == 2
-    servers[3].num_free_blocks = 60
-    weighed = make("weighted_score", prefix=0.0, queue=0.0, kv_use=1.0, no_hit_lru=2.0)
-    assert [weighed.choose(request(), servers) for _ in range(3)] == [0, 1, 3]  # 1 + 2 / 3 for the last, and 1 + 4 / 3
-
-
 @given(SERVERS, st.integers(1, 8))
 def test_waiting_counts_four_times_and_what_was_sent_since_counts_as_waiting(
     servers: list[Server], num_requests: int
@@ -208,18 +132,6 @@ def test_ranks_take_turns_and_count_what_is_in_flight_and_a_full_cache_makes_a_q
     assert [rule.choose(request(), servers) for _ in range(3)] == [2, 2, 1]
     servers[2].num_blocks = 0  # a server that does not tell of its cache
     assert rule.choose(request(), servers) == 2
-
-
-@given(SERVERS, st.sampled_from([0.0, 0.4, 1.0]))
-def test_what_servers_tell_of_their_caches_counts_by_where_it_is(servers: list[Server], host: float) -> None:
-    rule = make("weighted_score", queue=0.0, kv_use=0.0, precise=True, host=host)
-    scores = [server.num_tokens + host * server.hits for server in servers]
-    assert scores[rule.choose(request(), servers)] == pytest.approx(max(scores))
-
-
-def test_what_is_behind_the_device_counts_only_where_servers_tell_of_it() -> None:
-    with pytest.raises(ValueError, match=r"options.host=0.4: needs precise=true"):
-        make("weighted_score", host=0.4)
 
 
 def test_of_three_servers_the_idle_one_is_among_two_that_are_drawn_for_two_requests_of_three() -> None:
