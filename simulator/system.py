@@ -64,7 +64,6 @@ class System:
         contiguous: how contiguous reservations are made; None where blocks are paged.
         tiers: the memories behind the device's.
         compress: whether decode steps without decisions are simulated at once.
-        cache_outputs: whether generated blocks that nobody shares are cached, too.
         max_lookahead_steps: decode steps in a plan.
         speculation: what is drafted and accepted, None without speculation.
         draft_token_s: seconds that drafting a token takes for all sequences of a step.
@@ -90,7 +89,6 @@ class System:
     contiguous: Contiguous | None = None
     tiers: Tiers = Tiers()
     compress: bool = True
-    cache_outputs: bool = False
     max_lookahead_steps: int = 1
     speculation: Speculation | None = None
     draft_token_s: float = 0.0
@@ -108,6 +106,16 @@ class System:
     def block_bytes(self) -> int:
         """Bytes of a KV block on all ranks."""
         return self.pool.block_bytes * self.num_gpus
+
+    @property
+    def names_outputs(self) -> bool:
+        """Whether generated blocks are known by an identity, though nobody shares them: memories behind the device keep
+        them, and some rules of eviction rank them. The other pools let blocks of unknown content take their turn.
+
+        Stores that servers share keep what prompts computed only, as LMCache does by default (`save_decode_cache`).
+        """
+        keeps_outputs = self.tiers.offload is not None and self.tiers.store is None
+        return keeps_outputs or self.scheduler.eviction not in ("unhashed_first", "lru")
 
     def fitted_for(self) -> dict[str, Any]:
         """What the fitted constants of a cost model hold for."""

@@ -72,8 +72,9 @@ class SimulatedEngine:
             )
             for number, system in enumerate(systems)
         ]
+        names_outputs = any(system.names_outputs for system in systems)
         make_request = request_factory(
-            trace, first.block_size, cache_outputs=first.cache_outputs, max_model_len=first.max_model_len
+            trace, first.block_size, names_outputs=names_outputs, max_model_len=first.max_model_len
         )
         stages = [each for pool, cost in priced for each in [stage_costs(pool.system, cost)] * pool.num_servers]
         firsts = accumulate((pool.num_servers for pool in fleet.pools), initial=0)

@@ -47,7 +47,7 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
     assert config.engine.kind == "sim"
     shared = ("kv_cache_dtype", "max_lookahead_steps")
-    of_run = {"cache_outputs": True, **{name: getattr(run.own.config.engine, name) for name in shared}}
+    of_run = {name: getattr(run.own.config.engine, name) for name in shared}
     update["engine"] = config.engine.model_copy(update=of_run)
     return run.own.config.model_copy(update=update)
 

@@ -24,14 +24,14 @@ _OWN = 1 << 62  # where identities of blocks begin that no other request has
 
 
 def request_factory(
-    trace: Trace, block_size: int, *, cache_outputs: bool = False, max_model_len: int = 2 * MAX_TOKENS
+    trace: Trace, block_size: int, *, names_outputs: bool = False, max_model_len: int = 2 * MAX_TOKENS
 ) -> Callable[[int, int], Request]:
     """Return a function that makes the `Request` of a row of the trace, given the row and its arrival in ns.
 
     Blocks beyond `max_model_len` tokens get no identity, nor do those of a prompt that is so long that it is refused.
 
-    With `cache_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
-    own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
+    With `names_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
+    own, which nobody shares.
     """
     table = trace.rows
     prompts = whole_numbers(table["num_prompt_tokens"].to_numpy())
@@ -39,18 +39,18 @@ def request_factory(
     columns = _request_columns(trace)
     deadlines = deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)
-    num_blocks = _num_blocks(trace, block_size, max_model_len) if cache_outputs else []
+    num_blocks = _num_blocks(trace, block_size, max_model_len) if names_outputs else []
 
     def contents(row: int) -> BlockHashes | None:
         if prompts[row] >= max_model_len:
             return None
         known = identities(row) if identities else BlockHashes([])
-        if not cache_outputs:
+        if not names_outputs:
             return known
         own = _OWN + (row << 32)
         return BlockHashes(known.all() + list(range(own + known.count, own + num_blocks[row])))
 
-    has_contents = identities is not None or cache_outputs
+    has_contents = identities is not None or names_outputs
     if not (columns or deadlines):
         if not has_contents:
             return lambda row, arrival_ns: Request(row, prompts[row], outputs[row], arrival_ns)

@@ -177,7 +177,10 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
-        self.pool.release(sequence.block_table, sequence.hashes, sequence.num_registered_blocks)
+        table, num_full = sequence.block_table, 0
+        if table and self.enable_prefix_caching and sequence.token_ids is None:
+            num_full = sequence.num_computed_tokens // self.block_size
+        self.pool.release(table, sequence.hashes, sequence.num_registered_blocks, num_full)
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 

@@ -1,13 +1,14 @@
 """The device's KV blocks: how many sequences hold each, and which free one goes next.
 
-      free, unhashed ──take──▶ held by 1..n sequences ──register──▶ held, hashed
-            ▲                        │ release                         │ release
-            └────────────────────────┘                                 ▼
-            └──────────── take (oldest first, hash dropped) ◀── free, hashed (LRU)
+      free, empty ──take──▶ held by 1..n sequences ──step──▶ held, full
+            ▲                     │ release                      │ release
+            └─────────────────────┘                              ▼
+            └────────── take (oldest first, hash dropped) ◀── free, cached (LRU)
 
-A hashed block that is free keeps its content until it is taken, and a hit brings it back. Unhashed blocks are taken
-first; hashed ones least recently used first, a sequence's tail before its head, so that a cached block never outlives
-the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first goes first, hashed or not.
+A cached block that is free keeps its content until it is taken, and a hit brings back one that has a hash; a full one
+of which the content is unknown has none, but takes its turn. Blocks without content are taken first; cached ones least
+recently used first, a sequence's tail before its head, so that a cached block never outlives the prefix it stands on.
+With one queue (`eviction="lru"`) whichever block was freed first goes first, cached or not.
 
 Layers with a sliding window may leave memory in the queue, too (`window_pages.py`). Then cached blocks and that are
 limited to the memory of the free blocks, and the oldest go first. The queue holds segments (`free_queue.py`).
@@ -47,9 +48,9 @@ class BlockPool(Pool):
         self.tail_first = False
         self._evict = evict
         self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
-        self._queue = FreeQueue(num_blocks)
         self._sharing = SharedBlocks()
         self._shared = self._sharing.references
+        self._queue = FreeQueue(num_blocks, self._sharing)
 
     @property
     def num_free(self) -> int:
@@ -68,10 +69,10 @@ class BlockPool(Pool):
         return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
-        return self._segment_of(block) is not None
+        return self._queue.find(block) is not None
 
     def count_queued(self, blocks: list[int]) -> int:
-        return sum([len(hits) for hits, segment in self._parts(blocks) if segment is not None])
+        return sum([len(hits) for hits, segment in self._queue.parts(blocks) if segment is not None])
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
@@ -129,7 +130,7 @@ class BlockPool(Pool):
         return parts
 
     def hold(self, blocks: list[int]) -> None:
-        for hits, segment in self._parts(blocks):
+        for hits, segment in self._queue.parts(blocks):
             if segment is None:
                 self._sharing.add(hits)
             else:
@@ -139,48 +140,30 @@ class BlockPool(Pool):
         if self._pages is not None:
             self._forget_oldest(self._pages)
 
-    def _parts(self, blocks: list[int]) -> list[tuple[list[int], Segment | None]]:
-        """`blocks`, in parts that are held, or in the same segment, each with that segment."""
-        parts: list[tuple[list[int], Segment | None]] = []
-        end = 0
-        while end < len(blocks):
-            start, segment = end, self._segment_of(blocks[end])
-            if segment is None:
-                end += self._sharing.num_leading(blocks, start) or 1
-            elif num_leading := segment.num_leading(blocks, start):
-                end += num_leading
-            else:
-                while end < len(blocks) and self._segment_of(blocks[end]) is segment:
-                    end += 1
-            parts.append((blocks[start:end], segment))
-        return parts
-
-    def _segment_of(self, block: int) -> Segment | None:
-        """The segment of a block that is held or in the queue."""
-        return None if block in self._shared else self._queue.find(block)
-
-    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
-        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
-
-        Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
-        """
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int, num_full: int = 0) -> None:
+        """As of `Pool`. Blocks that become free go in this order: those without content, then the cached ones, the tail
+        before the head."""
         num_kept = 0  # leading blocks that others hold
         if self._shared and (shared := self._sharing.among(table)):
             self._sharing.drop(shared)
             if shared == table[: len(shared)]:  # a common prefix, as nearly always
                 num_kept = len(shared)
             else:
-                table, hashes, num_hashed = without(shared, table, hashes, num_hashed)
+                table, hashes, num_hashed, num_full = without(shared, table, hashes, num_hashed, num_full)
         self._num_free += len(table) - num_kept
-        if private := table[max(num_hashed, num_kept) :]:
+        first_private = max(num_hashed, num_kept)
+        first_empty = max(first_private, num_full)
+        if empty := table[first_empty:]:
             if self._pages is not None:
-                self._pages.forget(private)
+                self._pages.forget(empty)
             if self.has_one_queue:
-                self._queue.add(Segment(private, None, 0, len(private)))
+                self._queue.add(Segment(empty, None, 0, len(empty)))
             else:
                 if not self.tail_first:
-                    private.reverse()
-                self._free += private
+                    empty.reverse()
+                self._free += empty
+        if first_empty > first_private:
+            self._enqueue(table, None, first_private, first_empty)
         if num_hashed > num_kept and hashes is not None:
             self._enqueue(table, hashes, num_kept, num_hashed)
         if self._pages is not None:
@@ -193,16 +176,16 @@ class BlockPool(Pool):
         if self._pages is not None:
             self._pages.note_none(blocks)
 
-    def _enqueue(self, table: list[int], hashes: BlockHashes, start: int, end: int) -> None:
+    def _enqueue(self, table: list[int], hashes: BlockHashes | None, start: int, end: int) -> None:
         if self._pages is not None and (left := self._pages.leave(table[start:end])):
             self._queue.add(left)
-        self._queue.add(Segment(table, hashes, start, end))
+        self._queue.add(Segment(table, hashes, start, end, is_cached=True))
         self._num_cached += end - start
 
     def _forget_oldest(self, pages: WindowPages) -> None:
         """Drop the oldest pages and the content of the oldest cached blocks that free blocks have no memory for."""
         while (excess := self._num_cached + pages.queued - self._num_free) > 0:
-            oldest = next(segment for segment in self._queue.segments if segment.pages or segment.hashes is not None)
+            oldest = next(segment for segment in self._queue.segments if segment.pages or segment.is_cached)
             if not oldest.pages:
                 self._free += self._dequeue_from(oldest, math.ceil(excess))
             elif pages.take(oldest, excess):
@@ -216,15 +199,17 @@ class BlockPool(Pool):
         table, start, end = segment.table, segment.start, segment.end
         first = max(start, end - count)
         blocks = table[first:end]
-        if (hashes := segment.hashes) is None:
+        if (hashes := segment.hashes) is None and (self._pages is None or not segment.is_cached):
             self._queue.cut(segment, start)
             self._free = table[start:first]
+            self._num_cached -= segment.is_cached * (end - start)
             return blocks
         self._queue.cut(segment, first)
         self._num_cached -= end - first
         if self._pages is not None:
             self._pages.forget(blocks)
-        self._evict(table, hashes, first, end)
+        if hashes is not None:
+            self._evict(table, hashes, first, end)
         return blocks
 
     def check_integrity(self, references: Counter[int]) -> dict[int, int]:
@@ -242,8 +227,9 @@ class BlockPool(Pool):
     def _queued_hashes(self) -> dict[int, int | None]:
         """The blocks in the queue with their hashes; proves that the queue is sound."""
         pages = self._pages.queued if self._pages else 0.0
-        cached, unhashed = self._queue.check_integrity(pages)
-        assert self.has_one_queue or not unhashed, "unhashed blocks are queued behind hashed ones"
-        assert self._num_cached == len(cached), "cached blocks are miscounted"
+        hashed, unhashed = self._queue.check_integrity(pages)
+        cached = sum(segment.end - segment.start for segment in self._queue.segments if segment.is_cached)
+        assert self.has_one_queue or cached == len(hashed) + len(unhashed), "blocks without content are queued"
+        assert self._num_cached == cached, "cached blocks are miscounted"
         assert self._pages is None or self._num_cached + pages <= self._num_free, "more is cached than is free"
-        return cached | dict.fromkeys(unhashed)
+        return hashed | dict.fromkeys(unhashed)

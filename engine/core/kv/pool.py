@@ -63,8 +63,11 @@ class Pool:
         """Add a reference to each of `blocks`, which are held or cached."""
         raise NotImplementedError
 
-    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int, num_full: int = 0) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
+
+        Where tokens are only counted, the first `num_full` are cached. Nobody looks for those that have no hash, but
+        they take their turn among the cached blocks, as in a server, which has a hash for each.
 
         The table must not change afterwards; `hashes` may be more, and grow.
         """

@@ -79,12 +79,14 @@ class SharedBlocks:
 
 
 def without(
-    shared: list[int], table: list[int], hashes: BlockHashes | None, num_hashed: int
-) -> tuple[list[int], BlockHashes | None, int]:
-    """The rest of `table`, of whose first `num_hashed` blocks these are the hashes, when blocks of it are left out."""
+    shared: list[int], table: list[int], hashes: BlockHashes | None, num_hashed: int, num_full: int
+) -> tuple[list[int], BlockHashes | None, int, int]:
+    """The rest of `table`, of which these are the hashes of the first `num_hashed`, and the first `num_full` are full,
+    when blocks of it are left out."""
     others = set(shared)
+    num_full -= len(others.intersection(table[:num_full]))
     if hashes is not None:
         hashed = zip(table, hashes.part(0, num_hashed), strict=False)
         hashes = BlockHashes([each for block, each in hashed if block not in others])
         num_hashed = hashes.count
-    return [block for block in table if block not in others], hashes, num_hashed
+    return [block for block in table if block not in others], hashes, num_hashed, num_full

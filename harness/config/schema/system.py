@@ -29,7 +29,6 @@ class SimEngine(ConfigModel):
 
     Attributes:
         compress: advance runs of identical decode steps as one event: the same results as step by step, faster.
-        cache_outputs: blocks of generated tokens enter the prefix cache, as in the real engine; slower.
         kv_cache_dtype: of keys and values: auto (the model's), 8 bits (fp8, int8) or 4 bits (int4) per element; int8
             and int4 have a scale of 16 bits per token, KV head and key or value.
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
@@ -50,7 +49,6 @@ class SimEngine(ConfigModel):
 
     kind: Literal["sim"] = "sim"
     compress: bool = True
-    cache_outputs: bool = False
     kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     vllm_version: Text | None = None

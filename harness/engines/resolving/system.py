@@ -56,7 +56,6 @@ def resolve(config: RunConfig) -> System:
         contiguous=contiguous_rule(config),
         tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size, config.network, version_of(config), model),
         compress=engine.compress,
-        cache_outputs=engine.cache_outputs,
         max_lookahead_steps=engine.max_lookahead_steps,
         speculation=resolve_speculation(config.speculation, config.seed),
         draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),

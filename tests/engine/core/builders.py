@@ -15,6 +15,7 @@ LIMITS: dict[str, Any] = {"num_blocks": 100, "block_size": 4, "max_num_seqs": 8,
 """What a scheduler has that is not told otherwise; `others` are what `make_scheduler` takes besides."""
 OTHERS = (
     "max_model_len", "num_host_blocks", "offload", "transfer_block_us", "num_lanes", "make_decodes", "state_blocks",
+    "cached_size",
 )  # fmt: skip
 
 

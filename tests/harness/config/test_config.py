@@ -82,7 +82,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (
             ["+engine.compres=true"],
             "engine.compres: unknown key; did you mean 'compress'? "
-            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps, vllm_version, "
+            "(allowed here: compress, kv_cache_dtype, max_lookahead_steps, vllm_version, "
             "memory_account, max_graph_tokens, pads_decodes, all2all_backend)",
         ),
         (

@@ -23,7 +23,7 @@ from tests.harness.builders import config
 RUN = (
     "model=tiny", "device=laptop-cpu", "cost=roofline", "trace=sharegpt_multiturn", "trace.num_requests=60",
     "arrival=sessions", "arrival.rate=5", "max_num_seqs=8", "max_num_batched_tokens=512", "max_model_len=2048",
-    "num_blocks=200", "engine.cache_outputs=true", "plots=false", "progress=false",
+    "num_blocks=200", "plots=false", "progress=false",
 )  # fmt: skip
 TIERS = ("tiers=host_disk", "tiers.host.gib=0.005", "tiers.disk.gib=1")
 

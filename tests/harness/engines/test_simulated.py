@@ -17,7 +17,7 @@ PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1"
 BUNDLES = GROUND_TRUTH / "llmservingsim_vllm" / "RTXPRO6000"
 RUN = ("trace.num_requests=5", "arrival=all_at_once", "plots=false", "progress=false", "cost=profiled")
 TINY = (
-    "model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024", "engine.cache_outputs=true",
+    "model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024",
 )  # fmt: skip
 
 

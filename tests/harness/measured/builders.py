@@ -73,7 +73,7 @@ def write_lines(path: Path, records: Sequence[Any]) -> None:
 
 def pretend_measured(folder: Path, *overrides: str) -> RunConfig:
     """Simulate into `folder` as the real engine decides, and mark the result as measured; returns the configuration."""
-    settings = config("progress=false", "engine.cache_outputs=true", *overrides)
+    settings = config("progress=false", *overrides)
     execute_in(folder, settings)
     change_summary(folder, simulated=False)
     return settings

@@ -116,13 +116,13 @@ def test_generated_blocks_can_have_identities_of_their_own() -> None:
     lengths = {"num_prompt_tokens": [9, 9], "num_output_tokens": [8, 3]}
     table = Table({**lengths, "hash_ids": objects([[5, 6], [5, 6]])})
     trace = Trace("t", table, "made", hash_block_size=8)
-    plain, named = request_factory(trace, 4), request_factory(trace, 4, cache_outputs=True)
+    plain, named = request_factory(trace, 4), request_factory(trace, 4, names_outputs=True)
     one, other = hashes(named(0, 0)), hashes(named(1, 0))
     assert one is not None and other is not None
     assert one[:2] == other[:2] == hashes(plain(0, 0))
     assert (len(one), len(other)) == (17 // 4, 12 // 4) and len({*one, *other}) == 2 + 2 + 1
     bare = Trace("t", table.without("hash_ids"), "made")
-    first, second = (hashes(request_factory(bare, 4, cache_outputs=True)(row, 0)) for row in (0, 1))
+    first, second = (hashes(request_factory(bare, 4, names_outputs=True)(row, 0)) for row in (0, 1))
     assert first is not None and second is not None and not {*first} & {*second} and len(first) == 4
 
 
@@ -130,8 +130,8 @@ def test_contents_of_absurdly_long_requests_are_not_made_up() -> None:
     """A list of all their blocks would take gigabytes."""
     n = MAX_TOKENS
     table = trace_table({"num_prompt_tokens": [n, 8], "num_output_tokens": [1, n], "session_id": [1, 2]})
-    for cache_outputs in (False, True):
-        make = request_factory(Trace("t", table, "made"), 4, cache_outputs=cache_outputs, max_model_len=16)
+    for names_outputs in (False, True):
+        make = request_factory(Trace("t", table, "made"), 4, names_outputs=names_outputs, max_model_len=16)
         assert hashes(make(0, 5)) is None
         assert len(hashes(make(1, 5)) or []) == 4
     hashed = table.without("session_id").without("turn").assign(hash_ids=objects([np.array([1])] * 2))

@@ -19,20 +19,32 @@ from collections import OrderedDict
 from itertools import compress
 
 from engine.core.block_hashes import BlockHashes
+from engine.core.kv.shared_blocks import SharedBlocks
 
 
 class Segment:
     """Blocks that were freed together: `table[start:end]`, with their hashes at the same places, if they have any.
 
     Table and hashes are the sequence's own: copies for every release would take longer than all else here. A segment
-    with `pages` has no blocks: it stands for memory that layers with a sliding window have given back.
+    with `pages` has no blocks: it stands for memory that layers with a sliding window have given back. The blocks of
+    one that `is_cached` have content, hashes or not.
     """
 
-    __slots__ = ("table", "hashes", "start", "end", "pages")
+    __slots__ = ("table", "hashes", "start", "end", "pages", "is_cached")
 
-    def __init__(self, table: list[int], hashes: BlockHashes | None, start: int, end: int, pages: float = 0.0) -> None:
+    def __init__(
+        self,
+        table: list[int],
+        hashes: BlockHashes | None,
+        start: int,
+        end: int,
+        pages: float = 0.0,
+        *,
+        is_cached: bool = False,
+    ) -> None:
         self.table = table
         self.pages = pages
+        self.is_cached = is_cached
         self.hashes = hashes
         self.start = start
         self.end = end
@@ -63,11 +75,15 @@ class Segment:
 class FreeQueue:
     """Segments of free blocks of a pool of `num_blocks`, none of them empty.
 
+    Args:
+        sharing: which blocks several sequences hold: those are found here at once.
+
     Attributes:
         segments: all of them, the oldest first.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, sharing: SharedBlocks) -> None:
+        self._sharing = sharing
         self.segments: OrderedDict[Segment, None] = OrderedDict()
         self._with_first: dict[int, Segment] = {}  # hashed ones
         self._unnoted: dict[Segment, None] = {}  # hashed ones, of whose blocks `_of_block` does not know
@@ -84,8 +100,26 @@ class FreeQueue:
         oldest = next(iter(self.segments))
         return next(segment for segment in self.segments if not segment.pages) if oldest.pages else oldest
 
+    def parts(self, blocks: list[int]) -> list[tuple[list[int], Segment | None]]:
+        """`blocks`, which are held or have a hash, in parts that are held, or in the same segment, each with that."""
+        parts: list[tuple[list[int], Segment | None]] = []
+        end = 0
+        while end < len(blocks):
+            start, segment = end, self.find(blocks[end])
+            if segment is None:
+                end += self._sharing.num_leading(blocks, start) or 1
+            elif num_leading := segment.num_leading(blocks, start):
+                end += num_leading
+            else:
+                while end < len(blocks) and self.find(blocks[end]) is segment:
+                    end += 1
+            parts.append((blocks[start:end], segment))
+        return parts
+
     def find(self, block: int) -> Segment | None:
         """The segment of a block; None of one that is not free, or has no hash."""
+        if block in self._sharing.references:
+            return None
         segment = self._with_first.get(block)
         if segment is not None:
             return segment

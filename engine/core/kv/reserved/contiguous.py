@@ -81,7 +81,7 @@ class RangePool(Pool):
     def give_back(self, blocks: list[int]) -> None:
         self.release(blocks, None, 0)
 
-    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int, num_full: int = 0) -> None:
         """Free the range `table`, which joins the holes beside it; no block has a hash."""
         start, size = table[0], len(table)
         starts, sizes = self._starts, self._sizes

@@ -102,7 +102,7 @@ class RadixPool(Pool):
     def drop_shared(self, blocks: list[int]) -> None:
         raise NotImplementedError("sequences hold nodes")
 
-    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int, num_full: int = 0) -> None:
         self._free += reversed(table)
 
 

@@ -68,7 +68,7 @@ class StoredPool(Pool):
                 del self._queue[block]
             self._references[block] += 1
 
-    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int) -> None:
+    def release(self, table: list[int], hashes: BlockHashes | None, num_hashed: int, num_full: int = 0) -> None:
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:

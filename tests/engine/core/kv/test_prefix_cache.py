@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.eviction import Eviction
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tiers.tier import DEVICE, Transfer
 from engine.core.sequence import Request
-from tests.engine.core.builders import bare_sequence, chunks, make, run, sequences
+from tests.engine.core.builders import bare_sequence, chunks, ids, make, run, sequences
 from tests.policies import ON_ANY_POOL
 
 ALL = pytest.mark.parametrize("policy", ON_ANY_POOL)
@@ -97,6 +104,48 @@ def test_a_preempted_sequence_of_unknown_content_finds_its_own_blocks(policy: st
         scheduler.add(Request(i, 12, 14 - 2 * i))
     restarts = [c.start for plan in run(scheduler) for c in plan.prefills if c.sequence.num_preemptions]
     assert restarts and min(restarts) > 0
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["steps", "groups"])
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=25, deadline=None)
+def test_blocks_of_unknown_content_take_their_turn_among_the_cached(groups: bool, seed: int) -> None:
+    """As if all that a sequence generates had an identity that nobody else has."""
+    rng = random.Random(seed)
+    policy, block_size = rng.choice(["mixed", "prefill_first"]), rng.choice([1, 2, 4])
+    limits = {
+        "num_blocks": rng.randint(60, 120) // block_size, "block_size": block_size, "max_num_seqs": rng.randint(2, 6),
+        "eviction": rng.choice(["unhashed_first", "lru"]), "cached_size": rng.choice([1.0, 1.0, 1.5]),
+        "async_scheduling": rng.random() < 0.5,
+    }  # fmt: skip
+    requests = []
+    for number in range(40):
+        group, num_shared = rng.randrange(4), rng.randint(0, 12) // block_size
+        prompt, output = num_shared * block_size + rng.randint(1, 12), rng.randint(1, 20)
+        known = [*range(100 * group, 100 * group + num_shared)] if group else []
+        requests.append((number, prompt, output, known))
+
+    def plans(name_all: bool) -> list[tuple[Any, ...]]:
+        scheduler = make(policy, **limits)
+        for number, prompt, output, known in requests:
+            own = [*range(1000 * (number + 1) + len(known), 1000 * (number + 1) + (prompt + output) // block_size)]
+            scheduler.add(Request(number, prompt, output, block_hashes=known + own if name_all else known or None))
+        return [
+            (chunks(plan), plan.num_steps, ids([*plan.decodes]), ids([*plan.preempted]))
+            for plan in run(scheduler, groups=groups)
+        ]
+
+    assert plans(name_all=False) == plans(name_all=True)
+
+
+def test_what_others_hold_is_not_counted_among_the_full_blocks_that_become_free() -> None:
+    pool = BlockPool(6, has_one_queue=False, evict=lambda *_: None)
+    table = pool.take(6)
+    pool.hold([table[2]])
+    pool.release(table, None, 0, 4)
+    pool.check_integrity(Counter([table[2]]))
+    taken = [block for _ in range(5) for block in pool.take(1)]
+    assert taken == [table[4], table[5], table[3], table[1], table[0]], "those without content first, then the tail"
 
 
 def test_evicting_the_indexed_copy_keeps_a_live_one_findable() -> None:
