@@ -26,5 +26,6 @@ def find_router(name: str) -> type[Router] | None:
         ValueError: there is no such rule.
     """
     if name not in ROUTERS and ":" not in name:
-        raise ValueError(f"rule={name!r}: choose one of {', '.join(sorted(ROUTERS))}")
+        own = ", ".join(sorted(each for each in ROUTERS if ":" not in each))
+        raise ValueError(f"rule={name!r}: choose one of {own}")
     return ROUTERS.get(name)
