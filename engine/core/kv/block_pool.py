@@ -151,6 +151,8 @@ class BlockPool(Pool):
             else:
                 table, hashes, num_hashed, num_full = without(shared, table, hashes, num_hashed, num_full)
         self._num_free += len(table) - num_kept
+        if self._pages is None and not self._queue.has_hashed:
+            num_full = 0  # nobody can tell in what order blocks go that nobody can find
         first_private = max(num_hashed, num_kept)
         first_empty = max(first_private, num_full)
         if empty := table[first_empty:]:

@@ -89,6 +89,11 @@ class FreeQueue:
         self._unnoted: dict[Segment, None] = {}  # hashed ones, of whose blocks `_of_block` does not know
         self._of_block: list[Segment | None] = [None] * num_blocks
 
+    @property
+    def has_hashed(self) -> bool:
+        """Whether any block in the queue has a hash."""
+        return bool(self._with_first)
+
     def add(self, segment: Segment) -> None:
         self.segments[segment] = None
         if segment.hashes is not None:

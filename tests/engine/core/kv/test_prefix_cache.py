@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.block_hashes import BlockHashes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.eviction import Eviction
@@ -116,7 +117,8 @@ def test_blocks_of_unknown_content_take_their_turn_among_the_cached(groups: bool
     limits = {
         "num_blocks": rng.randint(60, 120) // block_size, "block_size": block_size, "max_num_seqs": rng.randint(2, 6),
         "eviction": rng.choice(["unhashed_first", "lru"]), "cached_size": rng.choice([1.0, 1.0, 1.5]),
-        "async_scheduling": rng.random() < 0.5,
+        # Planned ahead, who decodes after a step of others' prompts has a token more that its name does not cover.
+        "async_scheduling": policy == "mixed" and rng.random() < 0.5,
     }  # fmt: skip
     requests = []
     for number in range(40):
@@ -125,26 +127,31 @@ def test_blocks_of_unknown_content_take_their_turn_among_the_cached(groups: bool
         known = [*range(100 * group, 100 * group + num_shared)] if group else []
         requests.append((number, prompt, output, known))
 
-    def plans(name_all: bool) -> list[tuple[Any, ...]]:
+    def steps(name_all: bool) -> list[tuple[Any, ...]]:
         scheduler = make(policy, **limits)
         for number, prompt, output, known in requests:
             own = [*range(1000 * (number + 1) + len(known), 1000 * (number + 1) + (prompt + output) // block_size)]
             scheduler.add(Request(number, prompt, output, block_hashes=known + own if name_all else known or None))
-        return [
-            (chunks(plan), plan.num_steps, ids([*plan.decodes]), ids([*plan.preempted]))
-            for plan in run(scheduler, groups=groups)
-        ]
+        found: list[tuple[Any, ...]] = []
+        for plan in run(scheduler, groups=groups):
+            decodes = ids([*plan.decodes])
+            found.append((chunks(plan), decodes, ids([*plan.preempted])))
+            found += [([], decodes, [])] * (plan.num_steps - 1)
+        return found
 
-    assert plans(name_all=False) == plans(name_all=True)
+    assert steps(name_all=False) == steps(name_all=True)
 
 
 def test_what_others_hold_is_not_counted_among_the_full_blocks_that_become_free() -> None:
-    pool = BlockPool(6, has_one_queue=False, evict=lambda *_: None)
+    pool = BlockPool(7, has_one_queue=False, evict=lambda *_: None)
+    pool.release(pool.take(1), BlockHashes([7]), 1)  # an older block that can be found
     table = pool.take(6)
     pool.hold([table[2]])
     pool.release(table, None, 0, 4)
     pool.check_integrity(Counter([table[2]]))
-    taken = [block for _ in range(5) for block in pool.take(1)]
+    taken = [block for _ in range(2) for block in pool.take(1)]
+    pool.take(1)
+    taken += [block for _ in range(3) for block in pool.take(1)]
     assert taken == [table[4], table[5], table[3], table[1], table[0]], "those without content first, then the tail"
 
 
