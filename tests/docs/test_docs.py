@@ -57,8 +57,8 @@ MADE_BY_RUNS = ("import_vllm", "import_sglang", "import_trtllm", "--config-dir")
 SMALL = {
     "trace.num_requests": "20", "plots": "false", "progress": "false",
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
-    "capacity.confirm": "0", "calibration.max_evaluations": "3", "metrics.interval.max_requests": "1000",
-    "metrics.warmup": "0.2", "metrics.drain": "0.2",
+    "capacity.confirm": "0", "capacity.target_rate": "12", "calibration.max_evaluations": "3",
+    "metrics.interval.max_requests": "1000", "metrics.warmup": "0.2", "metrics.drain": "0.2",
 }  # fmt: skip
 # Of runs of the real engine: ten requests of a few tokens.
 SMALL_AND_REAL = (
@@ -79,7 +79,7 @@ def small(arguments: list[str]) -> list[str]:
     if not re.search(rf"task=(report|plot|validate|calibrate)|trace=({of_files})|autoscaling_study|my_log", words):
         keys.add("trace.num_requests")
     if re.search(r"task=(capacity|search)|capacity_study", words):
-        keys |= {key for key in SMALL if key.startswith("capacity.")}
+        keys |= {key for key in SMALL if key.startswith("capacity.")} - {"capacity.target_rate"}
     if "task=calibrate" in words:
         keys.add("calibration.max_evaluations")
     if "num_requests=auto" in words:

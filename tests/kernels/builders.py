@@ -1,4 +1,4 @@
-"""Random paged caches for the attention tests, and a naive attention that loops over tokens and heads."""
+"""Random paged caches for the attention tests, and a naive attention that loops over tokens and KV heads."""
 
 from __future__ import annotations
 
@@ -123,10 +123,11 @@ def naive_attention(case: Case, window: int = 0, sinks: Tensor | None = None) ->
         slots = [table[i // size] * size + i % size for i in range(context)]
         for place in range(context - chunk, max(context, context - chunk + 1)):
             seen = slots[max(0, place + 1 - window) if window else 0 : place + 1]
-            for head in range(case.shape.heads if context else 0):
-                scores = k_cache[seen, head // group] @ case.q[token, head].cpu().double() * case.scale
-                weights = scores if sinks is None else torch.cat((scores, sinks[head : head + 1].cpu().double()))
-                out[token, head] = weights.softmax(0)[: len(seen)] @ v_cache[seen, head // group]
+            for kv_head in range(case.shape.kv_heads if context else 0):
+                heads = slice(kv_head * group, (kv_head + 1) * group)
+                scores = case.q[token, heads].cpu().double() @ k_cache[seen, kv_head].T * case.scale
+                weights = scores if sinks is None else torch.cat((scores, sinks[heads, None].cpu().double()), dim=1)
+                out[token, heads] = weights.softmax(1)[:, : len(seen)] @ v_cache[seen, kv_head]
             token += 1
     assert token == case.q.shape[0]
     return out.float()

@@ -96,10 +96,11 @@ class Composer(ConfigLoader):
         return chosen
 
     def _options(self, choices: Sequence[Override]) -> dict[str, tuple[str, DictConfig]]:
-        """By group the options that are read from their own files; none where a choice sets more than a group."""
-        named = {each.key_or_group: str(each.value()) for each in choices}
-        if len(named) < len(choices) or not all(map(self._is_option, choices)):
+        """By group the options that are read from their own files, the last one of a group that is given twice; none
+        where a choice sets more than a group."""
+        if not all(map(self._is_option, choices)):
             return {}
+        named = {each.key_or_group: str(each.value()) for each in choices}
         found = {group: (name, self._read(group, name)) for group, name in named.items()}
         return {group: (name, content) for group, (name, content) in found.items() if content is not None}
 

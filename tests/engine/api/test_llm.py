@@ -21,7 +21,7 @@ from engine.core.kv.reserved.reservation import Contiguous  # noqa: E402
 from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
+from tests.engine.builders import GREEDY, MODEL, SETTINGS, SHAPE, generate, make_prompts, one_by_one  # noqa: E402
 from tests.harness.builders import ROOT  # noqa: E402
 
 
@@ -35,8 +35,8 @@ def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_close
 
 @pytest.mark.long
 def test_a_script_that_does_not_close_its_engine_ends_quietly() -> None:
-    imports = "from engine.api.llm import LLM; from tests.engine.builders import MODEL, SETTINGS"
-    script = f"{imports}; llm = LLM(MODEL, **SETTINGS)"
+    imports = "from engine.api.llm import LLM; from engine.models.model_config import ModelConfig"
+    script = f"{imports}; llm = LLM(ModelConfig.from_shape({SHAPE}), **{SETTINGS})"
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

@@ -116,13 +116,13 @@ def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> 
     path = fitted_on(tmp_path / "truth.yaml")
     path.write_text(path.read_text().replace("flops_efficiency: 0.5", json.dumps(TRUTH)[1:-1].replace(", ", "\n  "))
                     .replace("cost: roofline", "cost: profiled"))  # fmt: skip
-    work = ("trace=synthetic", "trace.num_requests=120", "arrival.rate=4")
+    work = ("trace=synthetic", "trace.num_requests=80", "arrival.rate=4")
     made = run(*PROFILED, *work, f"cost.calibration={path}").requests
     measured = f"distserve:{write_distserve(tmp_path / 'm.exp', made)}"
     assert made["ttft"].min() > 12e-3 > run(*PROFILED, *work).requests["ttft"].min()
     names = f"calibration.constants=[{','.join(TRUTH)}]"
     found = calibrate(
-        tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half", "calibration.max_evaluations=60"
+        tmp_path / "fit", measured, *PROFILED, names, "calibration.part=first_half", "calibration.max_evaluations=40"
     )
     fitted = f"cost.calibration={found.path}"  # one factor and a time of the host stand in for each other in part
     errors = compare(measured, tmp_path / "out", *PROFILED, fitted, "validation.score=second_half")["errors"]
@@ -136,13 +136,13 @@ def test_what_is_fitted_from_outside_predicts_the_other_half(tmp_path: Path) -> 
 def test_a_server_is_observed_and_its_run_can_be_read_again(tmp_path: Path, capsys: Any) -> None:
     server = ("engine=sim", *PROFILED)
     with serving(tmp_path / "server", *server) as running:
-        asked = ("task=observe", "engine=openai", f"engine.endpoint={running.address}", "observe.time_s=4")
+        asked = ("task=observe", "engine=openai", f"engine.endpoint={running.address}", "observe.time_s=3")
         few = ("trace=synthetic", *SHORT, "calibration.max_evaluations=5", "progress=false")
         execute_in(tmp_path / "out", config(*asked, *PROFILED, *few))
         said = capsys.readouterr().out
         assert "probe: 16 clients for at most 1 s" in said and "the server knew prompts" not in said
         assert "RMS relative error of TTFT, TPOT, E2EL statistics of each load: " in said
-        execute_in(tmp_path / "known", config(*asked, *PROFILED, *few))
+        execute_in(tmp_path / "known", config(*asked, *PROFILED, *few, "calibration.max_evaluations=1"))
         assert "the server knew prompts of this run" in capsys.readouterr().out
     found = [line for line in said.splitlines() if re.match("ladder|the server itself|fitted|held-out|use", line)]
     ladder, itself, fitted, held_out, takes = found

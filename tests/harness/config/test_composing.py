@@ -27,6 +27,7 @@ RUNS = [
     "~trace.n ~experiment hydra.job.name=mine ++new=1 '+validation.select={a: 1}'",
     "++seed=5 seed=6 ++seed=7 '+plot.labels={}' +plot.labels.a=b plot.labels.a=c 'trace={num_requests: 9}'",
     "hydra.job.env_copy=[HOME] hydra.job.config.override_dirname.kv_sep=: seed=3 block_size=4 cost=roofline",
+    "scheduler=mixed trace=synthetic scheduler=vllm scheduler.async_scheduling=false trace=azure seed=3",
     "hydra.searchpath=[file:///no/such] seed=1",
     "validation.select.system=h100_sxm 'validation.select={a: 1}' model=hf model.config=x model.hf_overrides.rope.a=3",
 ]

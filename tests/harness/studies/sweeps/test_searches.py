@@ -8,12 +8,13 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from harness.config import parse
+from harness.studies.capacity.capacity import find
 from harness.studies.sweeps import searches
-from tests.harness.builders import ROOT
+from tests.harness.builders import ROOT, composed
 
 SMALL = (
     "task=capacity", "model=tiny", "device=laptop-cpu", "max_num_batched_tokens=1024", "metrics.slo.ttft_ms=500",
@@ -49,21 +50,12 @@ def test_an_interrupt_begins_no_other() -> None:
 
 @pytest.mark.long
 def test_a_sweep_finds_what_each_search_finds_alone(tmp_path: Path) -> None:
-    def searched(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "run.py", *command, *SMALL], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-
-    def row(folder: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((tmp_path / folder / "capacity.json").read_text(encoding="utf-8"))["rows"][0]
-        return found
-
-    sweep = searched("-m", "max_num_seqs=4,0,8", "capacity.workers=2", f"hydra.sweep.dir={tmp_path / 'all'}")
+    command = ["-m", "max_num_seqs=4,0,8", "capacity.workers=2", f"hydra.sweep.dir={tmp_path / 'all'}", *SMALL]
+    sweep = subprocess.run([sys.executable, "run.py", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert sweep.returncode == 1, sweep.stderr
     assert "failed: max_num_seqs=0: must be" in sweep.stderr, "the others go on"
     for seats in (4, 8):
-        assert (
-            searched(f"max_num_seqs={seats}", "capacity.workers=1", f"hydra.run.dir={tmp_path / str(seats)}").returncode
-            == 0
-        )
-        assert row(f"all/max_num_seqs={seats}")["probes"] == row(str(seats))["probes"]
+        alone = find(parse(composed(f"max_num_seqs={seats}", "capacity.workers=1", *SMALL)), tmp_path / str(seats), ())
+        found = json.loads((tmp_path / f"all/max_num_seqs={seats}/capacity.json").read_text(encoding="utf-8"))
+        assert len(found["rows"][0]["probes"]) > 2
+        assert found["rows"][0]["probes"] == json.loads(json.dumps(alone["rows"][0]["probes"]))
