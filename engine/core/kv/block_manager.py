@@ -177,10 +177,8 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
-        table, num_full = sequence.block_table, 0
-        if table and self.enable_prefix_caching and sequence.token_ids is None:
-            num_full = sequence.num_computed_tokens // self.block_size
-        self.pool.release(table, sequence.hashes, sequence.num_registered_blocks, num_full)
+        table, num_hashed = sequence.block_table, sequence.num_registered_blocks
+        self.pool.release(table, sequence.hashes, num_hashed, self.cache.num_cached_at_end(sequence))
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 

@@ -11,7 +11,7 @@ from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
-from engine.core.sequence import Sequence
+from engine.core.sequence import FINISHED, Sequence, SequenceStatus
 
 
 class PrefixCache:
@@ -91,6 +91,15 @@ class PrefixCache:
             parent = hashes.at(start - 1) if start else None
             self._ranked.note_cached(table[start:end], hashes.part(start, end), parent)
         sequence.num_registered_blocks = end
+
+    def num_cached_at_end(self, sequence: Sequence) -> int:
+        """The full blocks of a sequence that has ended, if content that only it has is among them and has no hash; else
+        0, as all that is cached is registered."""
+        has_ended = sequence.status is FINISHED or sequence.status is SequenceStatus.ABORTED
+        if not (has_ended and self._is_enabled and sequence.block_table) or sequence.token_ids is not None:
+            return 0
+        num_full = sequence.num_computed_tokens // self._block_size
+        return 0 if sequence.hashes is not None and num_full <= sequence.hashes.count else num_full
 
     def known_hashes(self, sequence: Sequence, num_full: int) -> BlockHashes | None:
         """The hashes of at most the first `num_full` blocks and possibly more, not made yet where they are easily told;
