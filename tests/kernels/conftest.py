@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections.abc import Callable
@@ -39,6 +40,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     def pytest_collection_finish() -> None:
         """An engine that closes looks for garbage: not among the modules, which takes 0.3 s."""
         gc.freeze()
+        atexit.register(gc.unfreeze)  # Triton reports what the last collection, of the interpreter's end, does not free
 
 
 @pytest.fixture
