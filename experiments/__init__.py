@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import RunConfig, parse
-from harness.config.composing.composer import compose, without_hydra
+from harness.config.composing.composer import compose, drop_hydra
 from harness.results.stored.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +25,7 @@ PLAIN = (
 
 def composed(*overrides: str) -> RunConfig:
     """The configuration that `run.py` would get from `PLAIN` and these overrides."""
-    return parse(without_hydra(compose([*PLAIN, *overrides])))
+    return parse(drop_hydra(compose([*PLAIN, *overrides])))
 
 
 def write_result(path: Path, document: Any) -> None:

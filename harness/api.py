@@ -233,17 +233,17 @@ def _frame_type() -> type:
 def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:
     """The configuration that overrides make for `task`; raises ConfigError."""
     from harness.config.command_lines import importing  # imported late, as the command line may know without Hydra
-    from harness.config.composing.composer import compose, without_hydra
+    from harness.config.composing.composer import compose, drop_hydra
     from harness.config.composing.overrides import check_single
 
     lines, more_notes = importing.expand(overrides)
     with _refused_in_one_line(lines):
         check_single(lines)
         composed = compose(lines)
-        config = parse(without_hydra(composed))
+        given = Given(tuple(composed.hydra.overrides.task), dict(composed.hydra.runtime.choices))
+        config = parse(drop_hydra(composed))
     if config.task != task:
         raise ConfigError(f"task={config.task}: harness.api has run (task=run), sweep, capacity and compare")
-    given = Given(tuple(composed.hydra.overrides.task), dict(composed.hydra.runtime.choices))
     return Asked(config, given, table, [*notes, *more_notes])
 
 

@@ -39,6 +39,7 @@ PREFILLING: Final = SequenceStatus.PREFILLING
 DECODING: Final = SequenceStatus.DECODING
 PADDING: Final = SequenceStatus.PADDING
 FINISHED: Final = SequenceStatus.FINISHED
+ABORTED: Final = SequenceStatus.ABORTED
 
 
 class Request:
@@ -208,6 +209,10 @@ class Sequence(Lengths):
     def is_prefilled(self) -> bool:
         """Whether only the last known token, a generated one, is not in the cache, so that it can go on decoding."""
         return self._num_computed_tokens == self._num_tokens - 1 and self.num_output_tokens > 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status is FINISHED or self.status is ABORTED
 
     def start_decoding(self, clock: Clock) -> None:
         """Let the lengths grow with `clock` from now on."""

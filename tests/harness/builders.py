@@ -11,12 +11,12 @@ from typing import Any
 import hydra
 import pytest
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
 from experiments import PLAIN
 from harness import cli
 from harness.config import RunConfig, parse
-from harness.config.composing.composer import compose, compose_once
+from harness.config.composing.composer import compose, compose_once, drop_hydra
 from harness.jobs import execute, run_job
 
 Launch = Callable[..., int]
@@ -34,10 +34,7 @@ SMALLEST = (
 
 def composed(*overrides: str) -> DictConfig:
     """What Hydra makes of a command line, without its own keys."""
-    cfg = compose(overrides)
-    with open_dict(cfg):
-        del cfg["hydra"]  # `without_hydra` copies all else, which takes as long as to compose it
-    return cfg
+    return drop_hydra(compose(overrides))
 
 
 def config(*overrides: str) -> RunConfig:

@@ -47,7 +47,7 @@ class BlockPool(Pool):
         self.has_one_queue = has_one_queue
         self.tail_first = False
         self._evict = evict
-        self._free = [*all_ids(num_blocks)]  # unhashed ones, which go before the queue, the last first
+        self._free = [*all_ids(num_blocks)]  # those that go before the queue, the last first
         self._sharing = SharedBlocks()
         self._shared = self._sharing.references
         self._queue = FreeQueue(num_blocks, self._sharing)

@@ -75,10 +75,8 @@ class RankedPool(BlockPool):
         return [parent for block in self._hash if (parent := self._parent[block]) is not None]
 
     def _enqueue(self, table: list[int], hashes: BlockHashes | None, start: int, end: int) -> None:
+        assert hashes is not None, "nothing is in the queue, so what nobody can find is free at once"
         blocks = table[start:end]
-        if hashes is None:  # what nobody can find has no rank
-            self._free += reversed(blocks)
-            return
         for block, block_hash in zip(blocks, hashes.part(start, end), strict=True):
             self._hash[block] = block_hash
             self._with_hash.setdefault(block_hash, []).append(block)

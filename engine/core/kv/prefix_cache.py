@@ -11,7 +11,7 @@ from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
-from engine.core.sequence import FINISHED, Sequence, SequenceStatus
+from engine.core.sequence import Sequence
 
 
 class PrefixCache:
@@ -95,8 +95,7 @@ class PrefixCache:
     def num_cached_at_end(self, sequence: Sequence) -> int:
         """The full blocks of a sequence that has ended, if content that only it has is among them and has no hash; else
         0, as all that is cached is registered."""
-        has_ended = sequence.status is FINISHED or sequence.status is SequenceStatus.ABORTED
-        if not (has_ended and self._is_enabled and sequence.block_table) or sequence.token_ids is not None:
+        if sequence.token_ids is not None or not (self._is_enabled and sequence.block_table and sequence.has_ended):
             return 0
         num_full = sequence.num_computed_tokens // self._block_size
         return 0 if sequence.hashes is not None and num_full <= sequence.hashes.count else num_full

@@ -22,5 +22,6 @@ def find_policy(name: str) -> type[Policy] | None:
         ValueError: there is no such policy.
     """
     if name not in POLICIES and ":" not in name:
-        raise ValueError(f"policy={name!r}: choose one of {', '.join(sorted(POLICIES))}")
+        own = ", ".join(sorted(each for each in POLICIES if ":" not in each))
+        raise ValueError(f"policy={name!r}: choose one of {own}")
     return POLICIES.get(name)

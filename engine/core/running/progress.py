@@ -208,7 +208,7 @@ class Progress:
             if self._blocks.connector is not None:
                 self._blocks.connector.end(sequence)
             flight.ended.append(sequence)
-        elif sequence.status in (SequenceStatus.FINISHED, SequenceStatus.ABORTED):  # it ended with the same plan
+        elif sequence.has_ended:  # it ended with the same plan
             sequence.add_tokens(-num_discarded)
         else:
             self._running.leave(sequence, SequenceStatus.FINISHED)

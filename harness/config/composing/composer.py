@@ -219,10 +219,11 @@ def compose(overrides: Sequence[str]) -> DictConfig:
             GlobalHydra.instance().hydra = before  # not that of above: Hydra restores another one
 
 
-def without_hydra(cfg: DictConfig) -> DictConfig:
-    """A composed configuration without Hydra's own keys."""
-    job: DictConfig = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return job
+def drop_hydra(cfg: DictConfig) -> DictConfig:
+    """The same configuration, from which Hydra's own keys are taken: a copy of all others is slow to make."""
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
 
 
 def plain_forms(overrides: Sequence[str], loader: ConfigLoader | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -237,6 +238,7 @@ def plain_forms(overrides: Sequence[str], loader: ConfigLoader | None = None) ->
     """
     loader = loader or GlobalHydra.instance().config_loader()
     cfg = loader.load_configuration("config", list(overrides), RunMode.RUN)
-    resolved, written = OmegaConf.to_container(without_hydra(cfg), resolve=True), OmegaConf.to_container(cfg)
+    written = OmegaConf.to_container(cfg)
+    resolved = OmegaConf.to_container(drop_hydra(cfg), resolve=True)
     assert isinstance(resolved, dict) and isinstance(written, dict)
     return {str(key): value for key, value in resolved.items()}, {str(key): value for key, value in written.items()}

@@ -76,7 +76,7 @@ class FreeQueue:
     """Segments of free blocks of a pool of `num_blocks`, none of them empty.
 
     Args:
-        sharing: which blocks several sequences hold: those are found here at once.
+        sharing: which blocks several sequences hold, none of which is in a segment.
 
     Attributes:
         segments: all of them, the oldest first.

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.block_hashes import BlockHashes
@@ -109,7 +109,6 @@ def test_a_preempted_sequence_of_unknown_content_finds_its_own_blocks(policy: st
 
 @pytest.mark.parametrize("groups", [False, True], ids=["steps", "groups"])
 @given(st.integers(0, 1 << 30))
-@settings(max_examples=25, deadline=None)
 def test_blocks_of_unknown_content_take_their_turn_among_the_cached(groups: bool, seed: int) -> None:
     """As if all that a sequence generates had an identity that nobody else has."""
     rng = random.Random(seed)
